@@ -11,17 +11,30 @@
 //! Important types: [`Settings`] (the URL), [`Database`] (connections, checks, what is shared),
 //! [`PostgresStore`] (one partition), [`Members`] (nodes), [`judge::Judge`] (who is gone).
 
+pub mod appender;
+mod cache;
+pub mod call;
+mod connection;
 mod database;
 mod error;
 pub mod judge;
+mod lane;
+mod log;
 mod members;
+mod schema;
 mod settings;
+mod sql;
 mod store;
 mod tls;
+mod volume;
+mod witness;
 
 pub use database::{Create, Database, Secret, Shared};
 pub use error::{BadUrl, Failure, Refused};
+pub use lane::Lane;
+pub use log::PostgresLog;
 pub use members::{Heartbeat, Members, Node, NodeRow, NodeState, OwnerRow, Seen};
+pub use schema::FEATURE;
 pub use settings::Settings;
 pub use store::{Options, PostgresStore};
 pub use uuid::Uuid;

@@ -1,11 +1,12 @@
 //! The nodes of a broker: their rows, and the map of who owns what.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_store::Epoch;
 use uuid::Uuid;
 
-use crate::database::Database;
+use crate::call::{Answer, Call};
+use crate::database::{Database, draw, unexpected};
 use crate::error::Failure;
 
 /// What a node says of itself.
@@ -26,6 +27,12 @@ pub enum NodeState {
     Joining = 1,
     Serving = 2,
     Draining = 3,
+}
+
+impl NodeState {
+    pub(crate) fn of(number: i16) -> Option<Self> {
+        [Self::Joining, Self::Serving, Self::Draining].into_iter().find(|it| *it as i16 == number)
+    }
 }
 
 /// What a heartbeat brings back.
@@ -83,8 +90,10 @@ pub struct Members {
 impl Members {
     /// Enters a row under an id that is drawn anew. Blocks, as all of this.
     pub fn register(database: &Database, node: &Node, within: Duration) -> Result<Self, Failure> {
-        let _ = (database, node);
-        Err(Failure::TimedOut(within))
+        let id = draw().map_err(Failure::Refused)?;
+        let members = Self { database: database.clone(), id };
+        members.changed(Call::Register { id, node: node.clone() }, within)?;
+        Ok(members)
     }
 
     /// The id of this start.
@@ -99,23 +108,45 @@ impl Members {
         told_ms: u64,
         within: Duration,
     ) -> Result<Option<Heartbeat>, Failure> {
-        let _ = (state, told_ms, &self.database);
-        Err(Failure::TimedOut(within))
+        let begun = Instant::now();
+        let call = Call::Heartbeat { id: self.id, state, told_ms };
+        let beat = match self.database.call_member(call, within)? {
+            Answer::Heartbeat(beat) => beat,
+            other => return Err(unexpected(&other)),
+        };
+        let round_trip = begun.elapsed();
+        Ok(beat.map(|(count, database_ms, catalog, lineage)| Heartbeat {
+            count,
+            database_ms,
+            round_trip,
+            catalog,
+            lineage,
+        }))
     }
 
     /// Reads all nodes and all partitions.
     pub fn read(&self, within: Duration) -> Result<Seen, Failure> {
-        Err(Failure::TimedOut(within))
+        match self.database.call_member(Call::Members, within)? {
+            Answer::Seen(seen) => Ok(seen),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Deletes the row of a node that is gone, unless its heartbeat changed.
     pub fn delete(&self, id: Uuid, heartbeat: u64, within: Duration) -> Result<bool, Failure> {
-        let _ = (id, heartbeat);
-        Err(Failure::TimedOut(within))
+        let call = Call::Forget { id, heartbeat: Some(heartbeat) };
+        self.changed(call, within).map(|changed| changed > 0)
     }
 
     /// Deletes this node's row, at a clean stop.
     pub fn leave(self, within: Duration) -> Result<(), Failure> {
-        Err(Failure::TimedOut(within))
+        self.changed(Call::Forget { id: self.id, heartbeat: None }, within).map(drop)
+    }
+
+    fn changed(&self, call: Call, within: Duration) -> Result<u64, Failure> {
+        match self.database.call_member(call, within)? {
+            Answer::Changed(count) => Ok(count),
+            other => Err(unexpected(&other)),
+        }
     }
 }

@@ -1,15 +1,23 @@
 //! A partition on PostgreSQL: the [`Store`] contract.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_store::archive::Archive;
+use hapax_store::joined::{Joined, Opening};
 use hapax_store::journal::Wake;
 use hapax_store::{
     Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store, archive,
 };
 use uuid::Uuid;
 
-use crate::database::Database;
+use crate::cache::Cache;
+use crate::call::Backend;
+use crate::database::{Database, Shared};
+use crate::log::{Parts, PostgresLog};
+use crate::volume::PostgresVolume;
+use crate::witness::Witness;
 
 /// How a partition is opened.
 #[derive(Clone, Debug)]
@@ -42,75 +50,146 @@ impl Options {
     }
 }
 
+/// How often a claim tries to reach the database before it gives up.
+const TRIES: u32 = 20;
+
 /// A partition. Nothing is read or changed before it is claimed. Dropping it without
 /// [`close`](Store::close) counts as a crash.
-#[derive(Debug)]
 pub struct PostgresStore {
-    name: String,
+    database: Database,
+    partition: u16,
+    options: Options,
+    wake: Wake,
+    label: String,
+    joined: Option<Joined<PostgresLog>>,
+    is_closed: bool,
 }
 
 impl PostgresStore {
     pub fn open(database: &Database, partition: u16, options: Options, wake: Wake) -> Self {
-        let _ = (options, wake);
-        Self { name: format!("partition {partition} in {}", database.shown()) }
+        let label = format!("partition {partition} in {}", database.shown());
+        let database = database.clone();
+        Self { database, partition, options, wake, label, joined: None, is_closed: false }
     }
 
-    fn unclaimed<T>(&self) -> Result<T, Error> {
-        Err(Error::Stopped(format!("{} was not claimed", self.name)))
+    /// Whether everything that was started is done.
+    pub fn is_idle(&self) -> bool {
+        self.joined.as_ref().is_none_or(Joined::is_idle)
+    }
+
+    /// The archive, for its statistics.
+    pub fn archive(&self) -> Option<&Archive> {
+        self.joined.as_ref().map(Joined::archive)
+    }
+
+    /// Claims in the database first: the manifest is read when nobody else can replace it.
+    fn claim_first(&self) -> Result<Joined<PostgresLog>, Error> {
+        let Options { cache, cache_bytes, .. } = &self.options;
+        hapax_store::create_private_directory(cache)
+            .map_err(|error| Error::io("create", &cache.display().to_string(), error))?;
+        let Shared { cluster, lineage, .. } = *self.database.shared();
+        let opening = Opening::new(Arc::clone(&self.wake));
+        let path = cache.join(format!("witness-{:04}", self.partition));
+        let backend: Arc<dyn Backend> = Arc::new(self.database.clone());
+        let log = PostgresLog::new(Parts {
+            backend: Arc::clone(&backend),
+            lane: Arc::clone(self.database.lane(self.partition)),
+            cluster,
+            lineage,
+            partition: self.partition,
+            node: self.options.node,
+            label: self.label.clone(),
+            witness: Witness::read(path, cluster, lineage),
+            wake: opening.on_durable(),
+            tries: TRIES,
+            close_wait: self.options.close_wait,
+        });
+        log.claim_first(self.options.seen)?;
+        let ownership = Arc::clone(log.ownership());
+        let name = ownership.owner()?.claim.simple().to_string();
+        let cache = Cache::create(cache, self.partition, &name, *cache_bytes);
+        let volume =
+            PostgresVolume::new(backend, ownership, self.partition, self.label.clone(), cache);
+        opening.threaded(Arc::new(volume), self.options.archive, log)
+    }
+
+    fn joined(&mut self) -> Result<&mut Joined<PostgresLog>, Error> {
+        let unclaimed = || Error::Stopped(format!("{} was not claimed", self.label));
+        self.joined.as_mut().ok_or_else(unclaimed)
     }
 }
 
 impl Store for PostgresStore {
     fn claim(&mut self) -> Result<Claim, Error> {
-        self.unclaimed()
+        if self.joined.is_none() {
+            if self.is_closed {
+                return Err(Error::Stopped("it was closed".to_owned()));
+            }
+            let mut joined = self.claim_first()?;
+            let claim = joined.claim()?;
+            self.joined = Some(joined);
+            return Ok(claim);
+        }
+        self.joined()?.claim()
     }
 
-    fn read(&mut self, _: Sequence, _: EachBatch<'_>) -> Result<(), Error> {
-        self.unclaimed()
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
+        self.joined()?.read(from, each)
     }
 
-    fn append(&mut self, _: Epoch, _: Sequence, _: &[u8]) -> Result<(), Error> {
-        self.unclaimed()
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        self.joined()?.append(epoch, sequence, batch)
     }
 
     fn durable(&mut self) -> Result<Sequence, Error> {
-        self.unclaimed()
+        self.joined()?.durable()
     }
 
     fn confirm(&mut self) -> Result<Question, Error> {
-        self.unclaimed()
+        self.joined()?.confirm()
     }
 
     fn confirmed(&mut self) -> Result<Question, Error> {
-        self.unclaimed()
+        self.joined()?.confirmed()
     }
 
-    fn checkpoint(&mut self, _: Checkpoint) -> Result<(), Error> {
-        self.unclaimed()
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        self.joined()?.checkpoint(checkpoint)
     }
 
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
-        self.unclaimed()
+        self.joined()?.checkpointed()
     }
 
-    fn get_many(&mut self, _: &[PointKey], _: &mut dyn FnMut(usize, &[u8])) -> Result<(), Error> {
-        self.unclaimed()
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.joined()?.get_many(keys, found)
     }
 
     fn scan(
         &mut self,
-        _: &[u8],
-        _: &[u8],
-        _: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        self.unclaimed()
+        self.joined()?.scan(from, to, each)
     }
 
     fn room(&mut self) -> Room {
-        Room::Free
+        self.joined.as_mut().map_or(Room::Free, Joined::room)
     }
 
     fn close(&mut self) -> Result<(), Error> {
-        self.unclaimed()
+        self.is_closed = true;
+        self.joined.as_mut().map_or(Ok(()), Joined::close)
+    }
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore").field("of", &self.label).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,497 @@
+//! The journal of a partition in the database: the [`Log`] contract.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use hapax_store::journal::Wake;
+use hapax_store::log::Log;
+use hapax_store::{
+    Corruption, EachBatch, Epoch, Error, LogEnd, Question, Sequence, Shortage, Stop,
+};
+use uuid::Uuid;
+
+use crate::appender::{Appender, Ticket};
+use crate::call::{Answer, Backend, Call, End, Owner, Part, Position, chain};
+use crate::database::{draw, unexpected};
+use crate::error::Failure;
+use crate::lane::{Lane, Watcher};
+use crate::witness::Witness;
+
+/// The largest batch.
+const BATCH_BYTES_MAX: u32 = 32 << 20;
+/// Bytes of batches that one page of [`Log::read`] has, or one batch.
+const PAGE_BYTES: u64 = 8 << 20;
+/// Rows that one statement of a truncation deletes.
+const TRUNCATE_ROWS: u64 = 64;
+
+/// What a log is made of.
+pub(crate) struct Parts {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) cluster: Uuid,
+    pub(crate) lineage: Uuid,
+    pub(crate) partition: u16,
+    pub(crate) node: Uuid,
+    pub(crate) label: String,
+    pub(crate) witness: Witness,
+    pub(crate) wake: Wake,
+    /// How often a claim tries to reach the database, and how long a close waits for it.
+    pub(crate) tries: u32,
+    pub(crate) close_wait: Duration,
+}
+
+/// What the owner, its volume and its lane share.
+pub(crate) struct Ownership {
+    pub(crate) owner: Mutex<Option<Owner>>,
+    pub(crate) stop: Stop,
+    wake: Wake,
+    witness: Mutex<Witness>,
+}
+
+impl Ownership {
+    pub(crate) fn owner(&self) -> Result<Owner, Error> {
+        self.stop.check()?;
+        let nobody = || Error::Stopped("the partition was not claimed".to_owned());
+        lock(&self.owner).ok_or_else(nobody)
+    }
+
+    /// Stops everything for this reason, the first one counts.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.stop.fail_by(&error);
+        (self.wake)();
+        self.stop.check().err().unwrap_or(error)
+    }
+}
+
+impl Watcher for Ownership {
+    fn changed(&self, last: LogEnd, ended: Option<Error>) {
+        lock(&self.witness).note(last);
+        if let Some(error) = ended {
+            self.stop.fail_by(&error);
+        }
+        (self.wake)();
+    }
+
+    fn tick(&self) {
+        lock(&self.witness).write();
+    }
+}
+
+/// The journal of one partition. It is claimed before the archive is read, by
+/// [`PostgresLog::claim_first`].
+pub struct PostgresLog {
+    parts: Parts,
+    shared: Arc<Ownership>,
+    ticket: OnceLock<Ticket>,
+    /// The epoch of the first claim, until [`Log::claim`] has returned it.
+    claimed: Mutex<Option<Epoch>>,
+    /// Whether the owner before gave the partition up.
+    closed: AtomicBool,
+    /// Rows before this one are deleted.
+    truncated: Mutex<Option<Sequence>>,
+}
+
+impl PostgresLog {
+    pub(crate) fn new(mut parts: Parts) -> Self {
+        let witness = Mutex::new(std::mem::take(&mut parts.witness));
+        let shared = Arc::new(Ownership {
+            owner: Mutex::new(None),
+            stop: Stop::default(),
+            wake: Arc::clone(&parts.wake),
+            witness,
+        });
+        Self {
+            parts,
+            shared,
+            ticket: OnceLock::new(),
+            claimed: Mutex::new(None),
+            closed: AtomicBool::new(false),
+            truncated: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn ownership(&self) -> &Arc<Ownership> {
+        &self.shared
+    }
+
+    /// Takes the partition from whoever has it, if its epoch is `seen` or that is none. The first
+    /// act of an owner: what is read after it cannot change any more.
+    pub(crate) fn claim_first(&self, seen: Option<Epoch>) -> Result<(), Error> {
+        let claim = draw().map_err(Error::Stopped)?;
+        let mut tries = self.parts.tries;
+        let mut was_closed = None;
+        let epoch = loop {
+            let end = self.end()?;
+            if end.claim == Some(claim) {
+                break end.epoch; // An earlier try, whose answer was lost.
+            }
+            was_closed.get_or_insert(end.claim.is_none());
+            if let Some(seen) = seen.filter(|seen| *seen != end.epoch) {
+                return Err(Error::Fenced { held: seen, newest: end.epoch });
+            }
+            self.check_witness(&end)?;
+            let (partition, node) = (self.parts.partition, self.parts.node);
+            let call = Call::Claim { partition, seen: end.epoch, least: 0, claim, node };
+            match self.parts.backend.call(call) {
+                Ok(Answer::Claimed(Some(epoch))) => break epoch,
+                Ok(_) => was_closed = None, // Somebody else was faster.
+                Err(failure) => self.again(&mut tries, &failure)?,
+            }
+        };
+        self.closed.store(was_closed == Some(true), Ordering::Release);
+        *lock(&self.shared.owner) = Some(Owner { partition: self.parts.partition, epoch, claim });
+        *lock(&self.claimed) = Some(epoch);
+        Ok(())
+    }
+
+    /// Whether one may try again.
+    fn again(&self, tries: &mut u32, failure: &Failure) -> Result<(), Error> {
+        self.shared.stop.check()?;
+        *tries = tries.saturating_sub(1);
+        if *tries == 0 {
+            let (file, why) = (self.parts.label.clone(), failure.to_string());
+            return Err(Error::Unreachable { file, why });
+        }
+        self.parts.backend.pause();
+        Ok(())
+    }
+
+    /// Executes a call that may be executed twice, a few times if need be.
+    fn ask(&self, call: &Call) -> Result<Answer, Error> {
+        let mut tries = self.parts.tries;
+        loop {
+            match self.parts.backend.call(call.clone()) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.again(&mut tries, &failure)?,
+            }
+        }
+    }
+
+    fn end(&self) -> Result<End, Error> {
+        let Answer::Ends(ends) = self.ask(&Call::Ends(vec![self.parts.partition]))? else {
+            return Err(self.corrupt(0, "its end is missing"));
+        };
+        if (ends.cluster, ends.lineage) != (self.parts.cluster, self.parts.lineage) {
+            return Err(Error::Stopped(format!(
+                "{} is another database than the one this node started with, or a loss was \
+                 accepted meanwhile: start the node again",
+                self.parts.label
+            )));
+        }
+        let end = ends.ends.into_iter().find(|end| end.partition == self.parts.partition);
+        end.ok_or_else(|| self.corrupt(0, "its row is missing"))
+    }
+
+    /// Refuses a database that ends before what this machine has seen of it.
+    fn check_witness(&self, end: &End) -> Result<(), Error> {
+        let Some(had) = lock(&self.shared.witness).last() else { return Ok(()) };
+        let file = self.parts.label.clone();
+        let regressed = |found| Err(Error::Regressed { file, had, found });
+        if end.last.sequence < had.sequence || end.epoch < had.epoch {
+            return regressed(end.last);
+        }
+        let partition = self.parts.partition;
+        let call = Call::Read { partition, from: had.sequence, bytes: 1 };
+        let Answer::Rows(rows) = self.ask(&call)? else { return Ok(()) };
+        match rows.first() {
+            Some(row) if row.at.sequence == had.sequence && row.at.chain != had.chain => {
+                let Position { sequence, chain } = row.at;
+                regressed(LogEnd { epoch: row.epoch, sequence, chain })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Proves what was read after the claim: a question that is committed cleanly is behind all of
+    /// it in the database's own log.
+    fn prove(&self, owner: Owner, after: Position) -> Result<(), Error> {
+        let part = Part { owner, after, batches: Vec::new() };
+        let Answer::Appended(answers) = self.ask(&Call::Append(vec![part]))? else {
+            return Err(self.corrupt(after.sequence, "its owner is unknown"));
+        };
+        match answers.first() {
+            Some(answer) if answer.owned && answer.unsafe_setting.is_some() => {
+                let setting = format!("{} is off", answer.unsafe_setting.unwrap_or_default());
+                Err(Error::Unsafe { file: self.parts.label.clone(), setting })
+            }
+            Some(answer) if answer.owned && answer.follows => Ok(()),
+            _ => Err(Error::Fenced { held: owner.epoch, newest: self.end()?.epoch }),
+        }
+    }
+
+    /// Claims again: the batches of the claim before are durable first, so that none is refused.
+    fn claim_again(&self, ticket: Ticket, least: Epoch) -> Result<Epoch, Error> {
+        let owner = self.shared.owner()?;
+        self.drain()?;
+        self.parts.lane.with(|appender| appender.hold(ticket));
+        let quiet = |appender: &Appender| appender.is_quiet(ticket);
+        if !self.parts.lane.wait(self.parts.close_wait, quiet) {
+            self.parts.lane.with(|appender| appender.go_on(ticket, owner));
+            return Err(self.unreachable());
+        }
+        let claim = draw().map_err(Error::Stopped)?;
+        let claimed = self.replace_claim(owner, claim, least);
+        let next = claimed.as_ref().map_or(owner, |epoch| Owner { epoch: *epoch, claim, ..owner });
+        *lock(&self.shared.owner) = Some(next);
+        self.parts.lane.with(|appender| appender.go_on(ticket, next));
+        claimed
+    }
+
+    fn replace_claim(&self, owner: Owner, claim: Uuid, least: Epoch) -> Result<Epoch, Error> {
+        let mut tries = self.parts.tries;
+        loop {
+            let end = self.end()?;
+            if end.claim == Some(claim) {
+                return Ok(end.epoch);
+            }
+            if end.claim != Some(owner.claim) || end.epoch != owner.epoch {
+                let fenced = Error::Fenced { held: owner.epoch, newest: end.epoch };
+                return Err(self.shared.fail(fenced));
+            }
+            let (partition, node) = (owner.partition, self.parts.node);
+            let call = Call::Claim { partition, seen: owner.epoch, least, claim, node };
+            match self.parts.backend.call(call) {
+                Ok(Answer::Claimed(Some(epoch))) => return Ok(epoch),
+                Ok(_) => {}
+                Err(failure) => self.again(&mut tries, &failure)?,
+            }
+        }
+    }
+
+    fn read_page(&self, from: Sequence) -> Result<Vec<crate::call::Row>, Error> {
+        let partition = self.parts.partition;
+        match self.ask(&Call::Read { partition, from, bytes: PAGE_BYTES })? {
+            Answer::Rows(rows) => Ok(rows),
+            other => Err(Error::Stopped(unexpected(&other).to_string())),
+        }
+    }
+
+    fn corrupt(&self, sequence: Sequence, what: &str) -> Error {
+        let file = format!("the journal of {}", self.parts.label);
+        Error::Corrupt(Corruption { file, offset: sequence, what: what.to_owned() })
+    }
+
+    fn unreachable(&self) -> Error {
+        let trouble = self.parts.lane.trouble();
+        let why =
+            trouble.map_or("it does not answer".to_owned(), |(failure, _)| failure.to_string());
+        Error::Unreachable { file: self.parts.label.clone(), why }
+    }
+}
+
+impl Log for PostgresLog {
+    fn claim(&self, least: Epoch) -> Result<Epoch, Error> {
+        self.shared.stop.check()?;
+        if let Some(epoch) = lock(&self.claimed).take() {
+            assert!(epoch >= least, "the manifest has no epoch that the log did not have");
+            return Ok(epoch);
+        }
+        match self.ticket.get() {
+            Some(ticket) => self.claim_again(*ticket, least),
+            None => Err(Error::Stopped("the log was not claimed".to_owned())),
+        }
+    }
+
+    fn begin(&self, _: Epoch) -> Result<(Sequence, bool), Error> {
+        let owner = self.shared.owner()?;
+        if let Some(ticket) = self.ticket.get() {
+            return Ok((self.durable_of(*ticket)?.sequence, false));
+        }
+        let end = self.end()?;
+        if end.claim != Some(owner.claim) {
+            return Err(Error::Fenced { held: owner.epoch, newest: end.epoch });
+        }
+        self.prove(owner, end.position())?;
+        let watcher = Arc::clone(&self.shared);
+        let label = self.parts.label.clone();
+        let ticket = self.parts.lane.add(label, owner, end.last, watcher);
+        let was_set = self.ticket.set(ticket).is_ok();
+        assert!(was_set, "a log begins once");
+        // An owner that did nothing yet was here, too.
+        let last = LogEnd { epoch: owner.epoch, ..end.last };
+        let mut witness = lock(&self.shared.witness);
+        witness.note(last);
+        witness.write();
+        Ok((end.last.sequence, self.closed.load(Ordering::Acquire)))
+    }
+
+    fn read(&self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
+        self.shared.stop.check()?;
+        let last = self.durable()?;
+        let mut before: Option<Position> = None;
+        let mut next = from.saturating_sub(1);
+        while before.is_none_or(|before| before.sequence < last) {
+            let rows = self.read_page(next)?;
+            if rows.is_empty() {
+                break;
+            }
+            for row in rows {
+                let Position { sequence, chain: found } = row.at;
+                if sequence > last {
+                    return Ok(());
+                }
+                if let Some(before) = before {
+                    if sequence != before.sequence + 1 {
+                        return Err(self.corrupt(before.sequence + 1, "a batch is missing"));
+                    }
+                    let (cluster, number) = (self.parts.cluster, self.parts.partition);
+                    if chain(cluster, number, sequence, before.chain, &row.bytes) != found {
+                        return Err(self.corrupt(sequence, "a batch fails its checksum"));
+                    }
+                } else if sequence > from {
+                    return Err(self.corrupt(from, "a batch is missing"));
+                }
+                before = Some(row.at);
+                next = sequence + 1;
+                if sequence >= from && sequence > 0 && !each(sequence, &row.bytes)? {
+                    return Ok(());
+                }
+            }
+        }
+        match before.map_or(0, |before| before.sequence) {
+            reached if reached < last && from <= last => {
+                Err(self.corrupt(reached + 1, "a batch is missing"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn append(&self, _: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        self.shared.stop.check()?;
+        if batch.len() > BATCH_BYTES_MAX as usize {
+            let (bytes, max) = (batch.len() as u64, u64::from(BATCH_BYTES_MAX));
+            return Err(Error::TooLarge { bytes, max });
+        }
+        match self.ticket.get() {
+            Some(ticket) => {
+                self.parts.lane.with(|appender| appender.append(*ticket, sequence, batch));
+                Ok(())
+            }
+            None => Err(Error::Stopped("the log was not begun".to_owned())),
+        }
+    }
+
+    fn durable(&self) -> Result<Sequence, Error> {
+        self.shared.stop.check()?;
+        match self.ticket.get() {
+            Some(ticket) => self.durable_of(*ticket).map(|last| last.sequence),
+            None => Ok(0),
+        }
+    }
+
+    fn confirm(&self) -> Result<Question, Error> {
+        self.shared.stop.check()?;
+        let confirm = |ticket: &Ticket| self.parts.lane.with(|it| it.confirm(*ticket));
+        Ok(self.ticket.get().map_or(0, confirm))
+    }
+
+    fn confirmed(&self) -> Result<Question, Error> {
+        self.shared.stop.check()?;
+        let confirmed = |ticket: &Ticket| self.parts.lane.read(|it| it.confirmed(*ticket));
+        Ok(self.ticket.get().map_or(0, confirmed))
+    }
+
+    fn synced(&self) -> u64 {
+        self.durable().unwrap_or(0)
+    }
+
+    /// In steps, on the thread that wrote the checkpoint. What fails here is deleted next time.
+    fn release(&self, through: Sequence) {
+        let partition = self.parts.partition;
+        let mut truncated = lock(&self.truncated);
+        let mut from = match *truncated {
+            Some(from) => from,
+            None => match self.parts.backend.call(Call::First { partition }) {
+                Ok(Answer::First(Some(first))) => first,
+                _ => return,
+            },
+        };
+        while from < through && !self.shared.stop.is_thrown() {
+            let to = through.min(from + TRUNCATE_ROWS);
+            if self.parts.backend.call(Call::Truncate { partition, from, to }).is_err() {
+                return;
+            }
+            from = to;
+            *truncated = Some(from);
+        }
+    }
+
+    fn is_low(&self) -> bool {
+        self.parts.lane.read(Appender::is_full)
+    }
+
+    fn shortage(&self) -> Shortage {
+        Shortage::default()
+    }
+
+    fn make_room(&self) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    fn batch_bytes_max(&self) -> u32 {
+        BATCH_BYTES_MAX
+    }
+
+    fn drain(&self) -> Result<(), Error> {
+        let Some(ticket) = self.ticket.get() else { return self.shared.stop.check() };
+        let idle = |it: &Appender| it.is_idle(*ticket) || self.shared.stop.is_thrown();
+        let waited = self.parts.lane.wait(self.parts.close_wait, idle);
+        self.shared.stop.check()?;
+        match self.parts.lane.read(|it| it.ended(*ticket)) {
+            Some(ended) => Err(self.shared.fail(ended)),
+            None if waited => Ok(()),
+            None => Err(self.unreachable()),
+        }
+    }
+
+    fn close(&self, _: Epoch) -> Result<(), Error> {
+        self.drain()?;
+        let owner = self.shared.owner()?;
+        lock(&self.shared.witness).write();
+        self.ask(&Call::Release { owner, intended: None }).map(drop)
+    }
+
+    fn stop(&self) -> &Stop {
+        &self.shared.stop
+    }
+
+    fn halt(&self, cause: &str) {
+        self.shared.stop.fail(cause);
+        self.forget();
+    }
+
+    fn interrupt(&self) {
+        (self.shared.wake)();
+    }
+}
+
+impl PostgresLog {
+    fn durable_of(&self, ticket: Ticket) -> Result<LogEnd, Error> {
+        let gone = || Error::Stopped("it was closed".to_owned());
+        self.parts.lane.read(|appender| appender.durable(ticket)).ok_or_else(gone)
+    }
+
+    /// What is on its way runs to its end; nothing more is sent.
+    fn forget(&self) {
+        if let Some(ticket) = self.ticket.get() {
+            self.parts.lane.remove(*ticket);
+        }
+    }
+}
+
+impl Drop for PostgresLog {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl std::fmt::Debug for PostgresLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresLog").field("of", &self.parts.label).finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
