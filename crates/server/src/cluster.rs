@@ -9,7 +9,9 @@ mod beats;
 mod clock;
 mod node;
 mod open;
+mod operate;
 mod state;
 
 pub use clock::SharedClock;
 pub use node::Node;
+pub use operate::{Status, accept_loss, ends, status};

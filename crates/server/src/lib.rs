@@ -8,7 +8,7 @@
 
 pub mod auth;
 mod broker;
-mod cluster;
+pub mod cluster;
 pub mod doors;
 pub mod engine;
 pub mod lease;
@@ -25,5 +25,5 @@ pub mod time;
 mod whole;
 
 pub use broker::{Broker, Error, check_files};
-pub use cluster::{Node, SharedClock};
+pub use cluster::Node;
 pub use options::Options;

@@ -74,9 +74,13 @@ pub struct Queue {
 pub struct StoreUrl(String);
 
 impl StoreUrl {
-    /// Reads a URL and checks its form. The error never has the password.
-    pub fn parse(url: &str) -> Result<Self, hapax_postgres::BadUrl> {
-        hapax_postgres::Settings::parse(url).map(|_| Self(url.to_owned()))
+    pub fn new(url: &str) -> Self {
+        Self(url.to_owned())
+    }
+
+    /// Checks its form. The error never has the password.
+    pub fn check(&self) -> Result<(), hapax_postgres::BadUrl> {
+        self.settings().map(drop)
     }
 
     /// The settings of the connections.

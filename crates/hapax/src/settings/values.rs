@@ -173,7 +173,9 @@ impl Values {
         let refused =
             refused.filter_map(|(name, number)| Some((name, out_of_bounds(name, number)?)));
         let empty = self.data.as_os_str().is_empty().then(|| ("data", "it is empty".to_owned()));
-        refused.chain(empty).collect()
+        let store = self.store.0.as_ref().and_then(|store| store.0.check().err());
+        let store = store.map(|error| ("store", error.to_string()));
+        refused.chain(empty).chain(store).collect()
     }
 
     /// The options of the broker. Tenants and queues can only be declared in a file.
