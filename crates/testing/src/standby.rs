@@ -20,7 +20,9 @@ impl TestStandby {
         let address = listener.local_addr();
         let standby = Standby::new(reason(serving));
         let doors = routes(&standby);
-        let running = async { drop(listener.run(doors, Limits::default(), std::future::pending()).await) };
+        let running = async move {
+            let _ = listener.run(doors, Limits::default(), std::future::pending()).await;
+        };
         Self { address, standby, running: tokio::spawn(running).abort_handle() }
     }
 
