@@ -21,6 +21,9 @@
 //! - `clean` moves only by an answer without a warning, with every row;
 //! - batches are kept until they are durable, whatever happens to the database.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -160,6 +163,12 @@ impl Appender {
     pub fn is_idle(&self, ticket: Ticket) -> bool {
         let idle = |tail: &Tail| tail.pending.is_empty() && tail.asked == tail.answered;
         self.tails.get(&ticket).is_none_or(|tail| idle(tail) || tail.end.is_some())
+    }
+
+    /// Whether there is nothing to send and nothing on its way.
+    pub fn is_at_rest(&self) -> bool {
+        let wants = self.tails.values().any(Tail::wants);
+        self.doing == Doing::Nothing && !self.must_look && !wants
     }
 
     /// Why the owner's appends ended, if they did.

@@ -22,7 +22,7 @@ const LANES: usize = 2;
 /// Claims, checkpoints, merges and reads share this many; members have one more.
 const POOL: usize = 4;
 /// Between two tries, at random within these.
-const PAUSE_MS: std::ops::Range<u64> = 50..500;
+const PAUSE_MS: std::ops::Range<u64> = 20..250;
 
 /// A secret that is not printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -121,6 +121,14 @@ impl Database {
     /// learns of it. Returns at once.
     pub fn check_owners(&self) {
         self.0.lanes.iter().for_each(|lane| lane.with(Appender::look));
+    }
+
+    /// Waits until nothing of this node is on its way to the database. For tests.
+    #[doc(hidden)]
+    pub fn wait_idle(&self) {
+        self.0.lanes.iter().for_each(|lane| {
+            lane.wait(Duration::from_secs(60), Appender::is_at_rest);
+        });
     }
 
     /// What keeps appends from being acknowledged, and for how long it has.

@@ -5,6 +5,9 @@
 //! (`CLOCK_BOOTTIME`) is right. No I/O, no wall clock. A wrong judgement costs a takeover, never
 //! data: only the database fences.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

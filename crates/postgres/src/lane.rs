@@ -19,8 +19,8 @@ use crate::settings::Settings;
 const LOOK: Duration = Duration::from_secs(60);
 /// How often watchers are called, whatever happens.
 const TICK: Duration = Duration::from_secs(1);
-/// Between two tries, at random within these.
-const PAUSE_MS: std::ops::Range<u64> = 50..500;
+/// The pauses between tries are random, up to this for the first and the last of many.
+const PAUSE_MS: (u64, u64) = (50, 500);
 
 /// Is told what became of an owner's batches and questions.
 pub(crate) trait Watcher: Send + Sync {
@@ -136,6 +136,7 @@ impl Lane {
     pub(crate) async fn run(self: Arc<Self>, settings: Settings) {
         let mut connection = None;
         let (mut looked, mut ticked) = (Instant::now(), Instant::now());
+        let mut pause_ms = PAUSE_MS.0;
         loop {
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
@@ -152,15 +153,18 @@ impl Lane {
                 continue;
             };
             let outcome = execute(&settings, &mut connection, &call).await;
-            let failed = outcome.as_ref().err().cloned();
-            if let Some(failure) = &failed {
+            let has_failed = outcome.is_err();
+            if let Err(failure) = &outcome {
                 tracing::warn!(%failure, "the database did not take an append; it is tried again");
             }
             self.answered(outcome);
-            if failed.is_some() {
-                let pause = Duration::from_millis(fastrand::u64(PAUSE_MS));
-                tokio::time::sleep(pause).await;
+            if !has_failed {
+                pause_ms = PAUSE_MS.0;
+                continue;
             }
+            let pause = Duration::from_millis(fastrand::u64(pause_ms / 5..=pause_ms));
+            pause_ms = (2 * pause_ms).min(PAUSE_MS.1);
+            tokio::time::sleep(pause).await;
         }
     }
 }

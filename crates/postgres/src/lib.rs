@@ -14,6 +14,7 @@
 pub mod appender;
 mod cache;
 pub mod call;
+pub mod conformance;
 mod connection;
 mod database;
 mod error;

@@ -267,6 +267,18 @@ impl PostgresLog {
         }
     }
 
+    /// Why the journal does not have the first batch that was asked for.
+    fn missing_first(&self, from: Sequence) -> Result<Error, Error> {
+        let partition = self.parts.partition;
+        Ok(match self.ask(&Call::Manifest { partition })? {
+            // Released already: the rows have it.
+            Answer::Manifest { through, .. } if from <= through => {
+                Error::OutOfOrder { got: from, last: through }
+            }
+            _ => self.corrupt(from, "a batch is missing"),
+        })
+    }
+
     fn corrupt(&self, sequence: Sequence, what: &str) -> Error {
         let file = format!("the journal of {}", self.parts.label);
         Error::Corrupt(Corruption { file, offset: sequence, what: what.to_owned() })
@@ -340,7 +352,7 @@ impl Log for PostgresLog {
                         return Err(self.corrupt(sequence, "a batch fails its checksum"));
                     }
                 } else if sequence > from {
-                    return Err(self.corrupt(from, "a batch is missing"));
+                    return Err(self.missing_first(from)?);
                 }
                 before = Some(row.at);
                 next = sequence + 1;

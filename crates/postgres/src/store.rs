@@ -113,6 +113,14 @@ impl PostgresStore {
         opening.threaded(Arc::new(volume), self.options.archive, log)
     }
 
+    /// Who did not claim is no owner.
+    fn refuse_nobody(&self, held: Epoch) -> Result<(), Error> {
+        match self.joined {
+            Some(_) => Ok(()),
+            None => Err(Error::Fenced { held, newest: self.options.seen.unwrap_or(0) }),
+        }
+    }
+
     fn joined(&mut self) -> Result<&mut Joined<PostgresLog>, Error> {
         let unclaimed = || Error::Stopped(format!("{} was not claimed", self.label));
         self.joined.as_mut().ok_or_else(unclaimed)
@@ -138,6 +146,7 @@ impl Store for PostgresStore {
     }
 
     fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        self.refuse_nobody(epoch)?;
         self.joined()?.append(epoch, sequence, batch)
     }
 
@@ -154,6 +163,7 @@ impl Store for PostgresStore {
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        self.refuse_nobody(checkpoint.epoch)?;
         self.joined()?.checkpoint(checkpoint)
     }
 

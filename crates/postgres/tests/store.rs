@@ -1,1 +1,203 @@
-//! To be filled.
+//! The store on PostgreSQL keeps the contract.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test: what fails here fails it")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use hapax_postgres::{Database, Options, PostgresStore};
+use hapax_store::conformance::{self, Harness};
+use hapax_store::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+};
+use hapax_testing::{PostgresServer, until};
+
+/// A store that the harness can ask whether it is idle.
+struct Watched(Arc<Mutex<PostgresStore>>);
+
+impl Watched {
+    fn of(&self) -> std::sync::MutexGuard<'_, PostgresStore> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Store for Watched {
+    fn claim(&mut self) -> Result<Claim, Error> {
+        self.of().claim()
+    }
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
+        self.of().read(from, each)
+    }
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        self.of().append(epoch, sequence, batch)
+    }
+    fn durable(&mut self) -> Result<Sequence, Error> {
+        self.of().durable()
+    }
+    fn confirm(&mut self) -> Result<Question, Error> {
+        self.of().confirm()
+    }
+    fn confirmed(&mut self) -> Result<Question, Error> {
+        self.of().confirmed()
+    }
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        self.of().checkpoint(checkpoint)
+    }
+    fn checkpointed(&mut self) -> Result<Sequence, Error> {
+        self.of().checkpointed()
+    }
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.of().get_many(keys, found)
+    }
+    fn scan(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        self.of().scan(from, to, each)
+    }
+    fn room(&mut self) -> Room {
+        self.of().room()
+    }
+    fn close(&mut self) -> Result<(), Error> {
+        self.of().close()
+    }
+}
+
+/// Each case has a partition of its own.
+struct InPostgres {
+    server: Arc<PostgresServer>,
+    name: String,
+    database: Database,
+    partition: u16,
+    cache: tempfile::TempDir,
+    stores: Vec<Arc<Mutex<PostgresStore>>>,
+}
+
+impl Harness for InPostgres {
+    fn open(&mut self) -> Result<Box<dyn Store>, Error> {
+        let options = Options::new(support::node(), self.cache.path().to_owned());
+        let wake = Arc::new(|| {});
+        let store = PostgresStore::open(&self.database, self.partition, options, wake);
+        let store = Arc::new(Mutex::new(store));
+        // Those that the suite dropped are gone.
+        self.stores.retain(|store| Arc::strong_count(store) > 1);
+        self.stores.push(Arc::clone(&store));
+        Ok(Box::new(Watched(store)))
+    }
+
+    fn settle(&mut self) {
+        self.stores.retain(|store| Arc::strong_count(store) > 1);
+        // An owner that was replaced and is idle learns of it when it asks.
+        self.database.check_owners();
+        until("the stores to be idle", || {
+            self.stores.iter().all(|store| store.lock().unwrap().is_idle())
+        });
+        self.database.wait_idle();
+        until("the stores to be idle", || {
+            self.stores.iter().all(|store| store.lock().unwrap().is_idle())
+        });
+    }
+
+    fn crash(&mut self) {
+        self.stores.clear();
+    }
+
+    fn lose_tail(&mut self) -> bool {
+        self.stores.clear();
+        let last = format!(
+            "delete from hapax.journal where partition = {0} and sequence =
+               (select max(sequence) from hapax.journal where partition = {0})",
+            self.partition
+        );
+        self.server.sql(&self.name, &last);
+        true
+    }
+
+    fn allows_two_owners(&self) -> bool {
+        true
+    }
+}
+
+fn check_contract(url_of: impl Fn(&str, &str) -> String) {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url_of(&url, &name), 80);
+    let next = AtomicU16::new(0);
+    conformance::run(&mut || {
+        Box::new(InPostgres {
+            server: Arc::clone(&server),
+            name: name.clone(),
+            database: database.clone(),
+            partition: next.fetch_add(1, Ordering::Relaxed),
+            cache: tempfile::tempdir().unwrap(),
+            stores: Vec::new(),
+        })
+    });
+}
+
+#[test]
+fn the_store_in_postgres_keeps_the_contract() {
+    check_contract(|url, _| url.to_owned());
+}
+
+/// The same through PgBouncer, where every statement may go to another session.
+#[test]
+fn the_store_behind_a_pooler_keeps_the_contract() {
+    let Some(server) = support::server() else { return };
+    let program = Path::new("/usr/sbin/pgbouncer");
+    if !program.is_file() {
+        return hapax_testing::skip("PgBouncer", "pgbouncer");
+    }
+    let port = hapax_testing::free_address().port();
+    let settings = format!(
+        "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+         listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\n\
+         pool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n",
+        server.port()
+    );
+    let settings = server.write("pgbouncer.ini", &settings);
+    let _pooler = server.beside(program, &["-q", settings.to_str().unwrap()]);
+    until("PgBouncer", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    check_contract(|_, name| format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true"));
+    let (_, name) = support::empty(&server);
+    let url = format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true");
+    hapax_postgres::conformance::run(&support::connect(&url, 4));
+}
+
+/// Waits for a wake.
+#[test]
+fn an_owner_is_woken_when_its_batch_is_durable() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let woken = Arc::new((Mutex::new(0_u64), Condvar::new()));
+    let told = Arc::clone(&woken);
+    let options = Options::new(support::node(), Path::to_owned(cache.path()));
+    let wake = Arc::new(move || {
+        *told.0.lock().unwrap() += 1;
+        told.1.notify_all();
+    });
+    let mut store = PostgresStore::open(&database, 0, options, wake);
+    let epoch = store.claim().unwrap().epoch;
+    for sequence in 1..=20 {
+        store.append(epoch, sequence, format!("b{sequence}").as_bytes()).unwrap();
+        let mut wakes = woken.0.lock().unwrap();
+        while store.durable().unwrap() < sequence {
+            wakes = woken.1.wait(wakes).unwrap();
+        }
+    }
+    store.close().unwrap();
+    let expected: Vec<_> = (1..=20).map(|it| format!("{it} b{it}\n")).collect();
+    assert_eq!(support::batches(&server, &name, 0), expected.concat());
+    let owner = server.sql(&name, "select coalesce(owner::text, 'free') from hapax.partition");
+    assert_eq!(owner.trim(), "free", "a close gives the partition up");
+}

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
 /// Returns an unused address that the kernel does not assign to clients.
-pub(crate) fn free_address() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     // Test programs that run at the same time begin at different places.
     static NEXT: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(u64::from(RandomState::new().hash_one(0) as u32)));

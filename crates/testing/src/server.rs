@@ -116,6 +116,26 @@ impl PostgresServer {
         until("the setting", || self.sql(USER, &asked).trim() == value);
     }
 
+    /// A program that runs as the server's user and ends with the returned guard.
+    pub fn beside(&self, program: &Path, arguments: &[&str]) -> Beside {
+        let mut command = as_user(program);
+        command.args(arguments).current_dir("/").stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Beside(Some(spawn(command)))
+    }
+
+    /// Writes a file that the server's user alone may read.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        if is_root() {
+            assert!(Command::new("chown").arg(USER).arg(&path).status().unwrap().success());
+        }
+        path
+    }
+
     pub fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
@@ -153,6 +173,19 @@ impl PostgresServer {
         command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", USER, "-XqtA"]);
         command.args(["-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]).stdin(Stdio::null());
         command
+    }
+}
+
+/// A program beside a server. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Beside(Option<(Pid, JoinHandle<()>)>);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some((process, ended)) = self.0.take() {
+            let _ = kill_process(process, Signal::KILL);
+            let _ = ended.join();
+        }
     }
 }
 

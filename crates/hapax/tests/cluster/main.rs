@@ -1,11 +1,14 @@
 //! Several nodes on one PostgreSQL, as processes: killed, paused, stopped, cut off.
 #![expect(clippy::unwrap_used, reason = "a test stops at surprises")]
 
+#[macro_use]
+extern crate hapax_testing;
+
 mod load;
 mod takeover;
 
 use hapax_testing::http::Request;
-use hapax_testing::{BrokerProcess, PostgresServer, Setup, until};
+use hapax_testing::{BrokerProcess, PostgresServer, Setup, printed, until};
 use tempfile::TempDir;
 
 the_program!();
@@ -67,4 +70,20 @@ fn names(node: &BrokerProcess, serving: &BrokerProcess) {
     until("the node to name the other", || {
         ready(node).is_some_and(|(status, text)| status == 503 && text.contains(&named))
     });
+}
+
+#[test]
+fn the_status_of_a_cluster_comes_from_its_database() {
+    let Some(cluster) = Cluster::start() else { return };
+    let (_first, _second) = cluster.two();
+    let status = hapax(&["cluster", "status"]).env("HAPAX_STORE", &cluster.url).output().unwrap();
+    assert!(status.status.success(), "{}", printed(&status));
+    let shown = printed(&status);
+    let of = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    assert!(of("a ").contains("serving") && of("a ").contains("yes"), "{shown}");
+    assert!(of("b ").contains("joining") && of("b ").contains("yes"), "{shown}");
+    let loss = hapax(&["cluster", "accept-loss", "--yes"]).env("HAPAX_STORE", &cluster.url).output();
+    let loss = loss.unwrap();
+    assert!(!loss.status.success(), "{}", printed(&loss));
+    assert!(printed(&loss).contains("stop all nodes first"), "{}", printed(&loss));
 }

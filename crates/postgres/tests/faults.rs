@@ -1,0 +1,247 @@
+//! Replies that are lost, warnings, servers that go away and come back with less.
+#![expect(clippy::unwrap_used, reason = "a test: what fails here fails it")]
+
+#[path = "support/proxy.rs"]
+mod proxy;
+mod support;
+
+use hapax_store::{Checkpoint, Error, LogEnd, Store};
+use hapax_testing::{PostgresServer, until};
+use proxy::Proxy;
+
+fn expected(count: u64) -> String {
+    (1..=count).map(|it| format!("{it} b{it}\n")).collect()
+}
+
+fn append(store: &mut impl Store, epoch: u32, sequence: u64) {
+    store.append(epoch, sequence, format!("b{sequence}").as_bytes()).unwrap();
+}
+
+#[test]
+fn a9_fifty_lost_replies_leave_every_batch_once() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let proxy = Proxy::to(server.port());
+    let database =
+        support::connect(&url.replace(&server.port().to_string(), &proxy.port.to_string()), 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    for sequence in 1..=50 {
+        proxy.lose_reply_after(0);
+        append(&mut store, claim.epoch, sequence);
+        until("the loss", || !proxy.is_armed());
+        until("the batch", || store.durable().unwrap() == sequence);
+    }
+    store.close().unwrap();
+    assert_eq!(support::batches(&server, &name, 0), expected(50));
+}
+
+/// Claim, appends, a question, a checkpoint, a close: with each of the replies lost in turn.
+#[test]
+fn a_reply_lost_at_any_statement_changes_nothing() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let proxy = Proxy::to(server.port());
+    let through = url.replace(&server.port().to_string(), &proxy.port.to_string());
+    drop(support::connect(&url, 64));
+    let database = support::connect(&through, 64);
+    for (lost, partition) in (0_i64..).zip(0_u16..64) {
+        let cache = tempfile::tempdir().unwrap();
+        proxy.lose_reply_after(lost);
+        let (mut store, claim) = support::claimed(&database, partition, cache.path());
+        append(&mut store, claim.epoch, 1);
+        append(&mut store, claim.epoch, 2);
+        let question = store.confirm().unwrap();
+        until("the answer", || store.confirmed().unwrap() >= question);
+        until("the batches", || store.durable().unwrap() == 2);
+        store
+            .checkpoint(Checkpoint {
+                epoch: claim.epoch,
+                through: 1,
+                at: 0,
+                rows: Box::new(|rows| rows.put_ordered(b"key", b"value")),
+            })
+            .unwrap();
+        until("the checkpoint", || store.checkpointed().unwrap() == 1);
+        append(&mut store, claim.epoch, 3);
+        store.close().unwrap();
+        drop(store);
+        let is_over = proxy.is_armed();
+        proxy.disarm();
+        let mut store = support::open(&database, partition, cache.path());
+        let again = store.claim().unwrap();
+        assert_eq!((again.through, again.last, again.closed), (1, 3, true), "reply {lost}");
+        let mut rows = Vec::new();
+        let each = &mut |key: &[u8], value: &[u8]| {
+            rows.push((key.to_vec(), value.to_vec()));
+            true
+        };
+        store.scan(b"", b"z", each).unwrap();
+        assert_eq!(rows, [(b"key".to_vec(), b"value".to_vec())], "reply {lost}");
+        let kept = support::batches(&server, &name, partition);
+        assert_eq!(kept, "1 b1\n2 b2\n3 b3\n", "reply {lost}");
+        if is_over {
+            assert!(lost > 15, "the scenario has more statements than {lost}");
+            return;
+        }
+    }
+    panic!("the scenario has more statements than were tried");
+}
+
+#[test]
+fn a_row_that_the_standby_may_not_have_is_not_durable() {
+    let Some(primary) = PostgresServer::start(&[]) else { return };
+    let mut standby = primary.standby("s1", &[]);
+    let url = primary.database("it");
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    primary.set("synchronous_standby_names", "s1");
+    append(&mut store, claim.epoch, 1);
+    until("the batch on both", || store.durable().unwrap() == 1);
+    standby.stop();
+    append(&mut store, claim.epoch, 2);
+    let waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'";
+    for _ in 0..3 {
+        until("the wait for the standby", || primary.sql("it", waiting).trim() != "0");
+        // What a person does to a statement that hangs: it is reported as done, with a warning.
+        let cancel = "select pg_cancel_backend(pid) from pg_stat_activity
+                      where wait_event = 'SyncRep'";
+        primary.sql("it", cancel);
+        until("the row to be seen", || support::batches(&primary, "it", 0) == expected(2));
+    }
+    // The appender looked, found the row, and asks for a clean commit, which waits.
+    until("the question", || {
+        database.trouble().is_some() && primary.sql("it", waiting).trim() != "0"
+    });
+    assert_eq!(store.durable().unwrap(), 1, "what is visible need not be replicated");
+    standby.launch();
+    until("the batch on both", || store.durable().unwrap() == 2);
+    store.close().unwrap();
+}
+
+#[test]
+fn h5_a_standby_that_lagged_behind_is_noticed() {
+    let Some(mut primary) = PostgresServer::start(&[]) else { return };
+    let url = primary.database("it");
+    drop(support::connect(&url, 2));
+    let mut standby = primary.standby("s1", &[]);
+    let both = url.replace('/', "\u{1}").replacen(
+        &format!(":{}", primary.port()),
+        &format!(":{},127.0.0.1:{}", primary.port(), standby.port()),
+        1,
+    );
+    let both = both.replace('\u{1}', "/");
+    let database = support::connect(&both, 2);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    let (mut idle, _) = support::claimed(&database, 1, cache.path());
+    append(&mut store, claim.epoch, 1);
+    until("the batch", || store.durable().unwrap() == 1);
+    until("the standby", || support::batches(&standby, "it", 0) == expected(1));
+    standby.stop();
+    append(&mut store, claim.epoch, 2);
+    until("the batch", || store.durable().unwrap() == 2);
+    primary.stop();
+    standby.launch();
+    standby.promote();
+    append(&mut store, claim.epoch, 3);
+    let told = until("the regression", || store.durable().err());
+    let Error::Regressed {
+        had: LogEnd { sequence: 2, .. }, found: LogEnd { sequence: 1, .. }, ..
+    } = told
+    else {
+        panic!("{told}");
+    };
+    assert!(store.append(claim.epoch, 4, b"no").is_err() && store.confirm().is_err());
+    assert_eq!(support::batches(&standby, "it", 0), expected(1), "nothing was written");
+    // The other partition lost nothing, and goes on at the new primary.
+    let question = idle.confirm().unwrap();
+    until("the answer", || idle.confirmed().unwrap() >= question);
+    // A node that was restarted meanwhile knows by its witness.
+    drop(store);
+    let told = support::open(&database, 0, cache.path()).claim().unwrap_err();
+    assert!(matches!(told, Error::Regressed { .. }), "{told}");
+    // Until somebody accepts it.
+    database.accept_loss(std::time::Duration::from_secs(60)).unwrap();
+    let database = support::connect(&both, 2);
+    let (store, again) = support::claimed(&database, 0, cache.path());
+    assert!(again.last == 1 && again.epoch > claim.epoch + 65_536, "{again:?}");
+    drop(store);
+}
+
+#[test]
+fn a10_a_server_that_crashes_and_comes_back_loses_nothing() {
+    let Some(mut server) = PostgresServer::start(&[]) else { return };
+    let url = server.database("it");
+    let database = support::connect(&url, 2);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    let mut sequence = 0;
+    for _ in 0..2 {
+        for _ in 0..20 {
+            sequence += 1;
+            append(&mut store, claim.epoch, sequence);
+        }
+        server.stop();
+        sequence += 1;
+        append(&mut store, claim.epoch, sequence);
+        until("the trouble", || database.trouble().is_some());
+        server.launch();
+        until("the batches", || store.durable().unwrap() == sequence);
+        assert_eq!(database.trouble().map(|(failure, _)| failure), None);
+    }
+    assert_eq!(support::batches(&server, "it", 0), expected(sequence));
+    store.close().unwrap();
+}
+
+#[test]
+fn an_owner_that_was_replaced_is_fenced_beside_one_that_was_not() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let (one, other) = (support::connect(&url, 4), support::connect(&url, 4));
+    let (cache, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut zombie, old) = support::claimed(&one, 0, cache.path());
+    let (mut neighbour, its) = support::claimed(&one, 2, cache.path()); // On the same lane.
+    append(&mut zombie, old.epoch, 1);
+    until("the batch", || zombie.durable().unwrap() == 1);
+    let (mut owner, new) = support::claimed(&other, 0, elsewhere.path());
+    assert_eq!((new.last, new.closed), (1, false));
+    append(&mut zombie, old.epoch, 2);
+    append(&mut neighbour, its.epoch, 1);
+    let told = until("the fence", || zombie.durable().err());
+    assert!(matches!(told, Error::Fenced { .. }), "{told}");
+    until("the neighbour's batch", || neighbour.durable().unwrap() == 1);
+    append(&mut owner, new.epoch, 2);
+    until("the batch", || owner.durable().unwrap() == 2);
+    assert_eq!(support::batches(&server, &name, 0), expected(2));
+    // A claim on what was seen before is refused.
+    let mut options = hapax_postgres::Options::new(support::node(), cache.path().to_owned());
+    options.seen = Some(old.epoch);
+    let wake = std::sync::Arc::new(|| {});
+    let mut late = hapax_postgres::PostgresStore::open(&one, 0, options, wake);
+    assert!(matches!(late.claim(), Err(Error::Fenced { .. })));
+}
+
+#[test]
+fn a_node_has_few_connections_however_many_partitions() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 32);
+    let cache = tempfile::tempdir().unwrap();
+    let mut stores: Vec<_> =
+        (0..32).map(|number| support::claimed(&database, number, cache.path())).collect();
+    for sequence in 1..=20 {
+        for (store, claim) in &mut stores {
+            append(store, claim.epoch, sequence);
+        }
+    }
+    for (store, _) in &mut stores {
+        until("the batches", || store.durable().unwrap() == 20);
+    }
+    let asked = format!(
+        "select count(*) from pg_stat_activity where datname = '{name}' and pid <> pg_backend_pid()"
+    );
+    let count: u32 = server.sql("postgres", &asked).trim().parse().unwrap();
+    assert!((1..=8).contains(&count), "{count} connections");
+}
