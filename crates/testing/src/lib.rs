@@ -17,10 +17,7 @@ mod process;
 #[cfg(feature = "client")]
 mod queue;
 mod server;
-<<<<<<< HEAD
 mod standby;
-=======
->>>>>>> 53dada3f1dfe745a245cf96612c5d4480c71bf17
 mod wait;
 
 pub mod http;
@@ -32,12 +29,8 @@ pub use postgres::{Postgres, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
-<<<<<<< HEAD
-pub use server::PostgresServer;
-pub use standby::TestStandby;
-=======
 pub use server::{Beside, PostgresServer};
->>>>>>> 53dada3f1dfe745a245cf96612c5d4480c71bf17
+pub use standby::TestStandby;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 
 /// Makes two tests of a function of the number of partitions: on one, and on four.
