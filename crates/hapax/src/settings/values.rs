@@ -274,9 +274,7 @@ pub(super) fn meant(name: &str, value: &Written<'_>) -> String {
 /// What a setting or a limit may be, to follow "Allowed:".
 pub(super) fn allowed(name: &str) -> String {
     let kind = match name {
-        "config" | "tls_cert" | "tls_key" | "tls_client_ca" | "cache_dir" => {
-            "a path, or \"off\""
-        }
+        "config" | "tls_cert" | "tls_key" | "tls_client_ca" | "cache_dir" => "a path, or \"off\"",
         "store" => "a URL such as postgres://user@host/database, or \"off\"",
         "node_name" => "a name, or \"off\"",
         "advertise" => "an address such as https://node-1.example:4747, or \"off\"",

@@ -82,7 +82,8 @@ fn the_status_of_a_cluster_comes_from_its_database() {
     let of = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     assert!(of("a ").contains("serving") && of("a ").contains("yes"), "{shown}");
     assert!(of("b ").contains("joining") && of("b ").contains("yes"), "{shown}");
-    let loss = hapax(&["cluster", "accept-loss", "--yes"]).env("HAPAX_STORE", &cluster.url).output();
+    let loss =
+        hapax(&["cluster", "accept-loss", "--yes"]).env("HAPAX_STORE", &cluster.url).output();
     let loss = loss.unwrap();
     assert!(!loss.status.success(), "{}", printed(&loss));
     assert!(printed(&loss).contains("stop all nodes first"), "{}", printed(&loss));

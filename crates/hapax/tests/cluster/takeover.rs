@@ -13,7 +13,8 @@ use crate::{Cluster, names, ready, serves};
 fn fence(nodes: &[&BrokerProcess]) -> u64 {
     runtime().block_on(async {
         let queue = client(nodes).queue("orders");
-        let claim = queue.claim("fenced").lease(Duration::from_secs(1)).wait(Duration::from_secs(60));
+        let claim =
+            queue.claim("fenced").lease(Duration::from_secs(1)).wait(Duration::from_secs(60));
         match in_time(claim.take()).await.unwrap() {
             Claim::Fresh(held) => {
                 let fence = held.fence();

@@ -22,7 +22,11 @@ pub(super) enum Report {
     /// The node has another id: its row was gone.
     Registered(Uuid),
     /// A heartbeat succeeded that was begun at this time, and all rows as they were after it.
-    Beaten { begun: Duration, heartbeat: Heartbeat, seen: Seen },
+    Beaten {
+        begun: Duration,
+        heartbeat: Heartbeat,
+        seen: Seen,
+    },
     Missed(Failure),
 }
 

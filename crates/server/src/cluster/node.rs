@@ -369,7 +369,9 @@ fn advertised(options: &Options, scheme: &str, listen: SocketAddr) -> String {
     match &options.advertise {
         Some(address) if address.contains("://") => address.clone(),
         Some(address) => format!("{scheme}://{address}"),
-        None if listen.ip().is_unspecified() => format!("{scheme}://{}:{}", machine(), listen.port()),
+        None if listen.ip().is_unspecified() => {
+            format!("{scheme}://{}:{}", machine(), listen.port())
+        }
         None => format!("{scheme}://{listen}"),
     }
 }

@@ -67,12 +67,8 @@ impl Ground {
                 partitions: data.partitions(),
                 memory_bytes: usize::try_from(ground.options.memory_bytes).unwrap_or(usize::MAX),
             };
-            let place = Place {
-                database: &ground.database,
-                node,
-                epochs: &epochs,
-                cache: &ground.cache,
-            };
+            let place =
+                Place { database: &ground.database, node, epochs: &epochs, cache: &ground.cache };
             let wall = Wall::Shared(ground.clock);
             let metrics = ground.metrics;
             let on_beat = Box::new(move |_, beat| metrics.beat(beat));

@@ -30,9 +30,8 @@ pub fn status(store: &StoreUrl) -> Result<Status, Error> {
     std::thread::sleep(WATCH);
     let after = read(&database)?;
     let nodes = after.nodes.into_iter().map(|node| {
-        let has_beaten = before.nodes.iter().all(|it| {
-            it.id != node.id || it.heartbeat != node.heartbeat
-        });
+        let has_beaten =
+            before.nodes.iter().all(|it| it.id != node.id || it.heartbeat != node.heartbeat);
         (node, has_beaten)
     });
     let (database, nodes) = (database.shown().to_owned(), nodes.collect());

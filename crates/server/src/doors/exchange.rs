@@ -108,7 +108,8 @@ fn unknown(why: &str, is_grpc: bool, headers: &HeaderMap) -> Response<Body> {
 }
 
 fn problem(why: &str) -> Problem {
-    let detail = format!("{why}; whether the request was carried out is not known, a retry is safe");
+    let detail =
+        format!("{why}; whether the request was carried out is not known, a retry is safe");
     Problem::new(Code::Unavailable, detail)
 }
 

@@ -48,10 +48,8 @@ impl Engine {
             let inbox = Arc::clone(inbox);
             let seen = place.epochs.get(usize::from(number)).copied();
             let cache = data::partition_path(place.cache, number);
-            let options = hapax_postgres::Options {
-                seen,
-                ..hapax_postgres::Options::new(place.node, cache)
-            };
+            let options =
+                hapax_postgres::Options { seen, ..hapax_postgres::Options::new(place.node, cache) };
             let wake = Arc::new(move || inbox.wake());
             let store = PostgresStore::open(place.database, number, options, wake);
             AnyStore::Postgres(Box::new(store))
@@ -226,7 +224,8 @@ fn own(
 /// every start.
 fn wait_for_the_wall_clock(partitions: &[Partition<AnyStore>], wall: &Wall) {
     let starts = partitions.iter().map(Partition::now);
-    let wait = starts.map(|start| Clock::wait_ms(start, wall.now(Instant::now()))).max().unwrap_or(0);
+    let wait =
+        starts.map(|start| Clock::wait_ms(start, wall.now(Instant::now()))).max().unwrap_or(0);
     std::thread::sleep(Duration::from_millis(wait));
 }
 

@@ -31,8 +31,7 @@ impl World {
             heartbeat: 0,
             told_ms: 0,
         };
-        let partition =
-            |partition| OwnerRow { partition, epoch: 7, owner: None, intended: None };
+        let partition = |partition| OwnerRow { partition, epoch: 7, owner: None, intended: None };
         let seen = Seen {
             nodes: nodes.iter().map(row).collect(),
             partitions: (0..2).map(partition).collect(),

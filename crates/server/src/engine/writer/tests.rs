@@ -25,7 +25,8 @@ fn opened(path: &std::path::Path, partitions: u16, faults: Faults) -> (Opened, V
     stores.iter().for_each(|store| store.set_faults(faults));
     let owned = stores.iter().map(|store| AnyStore::Memory(store.another())).collect();
     let options = Options { partitions, memory_bytes: 64 * 1_024 * 1_024 };
-    let opened = Opened::own(data, inboxes, owned, options, Wall::Machine, Box::new(|_, _| {})).unwrap();
+    let opened =
+        Opened::own(data, inboxes, owned, options, Wall::Machine, Box::new(|_, _| {})).unwrap();
     (opened, stores)
 }
 
@@ -118,7 +119,8 @@ fn everybody_who_waits_for_a_partition_with_another_owner_is_refused_and_may_ret
     let shared = Arc::clone(&opened.shared);
     let partition = opened.partitions.into_iter().next().unwrap();
     let inbox = Arc::clone(&shared.inboxes[0]);
-    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
+    let mut writer =
+        Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
     let configured = ask(&shared, configure());
     let waiting = wait(&shared);
     while configured.try_recv().is_err() || writer.partition.is_waiting() {
