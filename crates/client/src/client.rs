@@ -8,26 +8,17 @@ use hapax_wire::proto::hapax_client::HapaxClient;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Response, Status};
 
 use crate::claim;
 use crate::error::Error;
 use crate::lane::Lane;
+use crate::nodes::{Calls, Dialer, Node, Nodes};
 use crate::queue::Queue;
 use crate::retry::{Retry, moment};
 
 /// The default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(30);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A broker that disappeared is noticed after both.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest DATA frame of HTTP/2: a frame of ours that fits into one is not copied together.
-const CHUNK_BYTES: u32 = 256 * 1_024;
-/// HTTP/2 flow-control windows: of one stream, and of a connection.
-const STREAM_WINDOW_BYTES: u32 = 2 * 1_024 * 1_024;
-const CONNECTION_WINDOW_BYTES: u32 = 8 * 1_024 * 1_024;
 /// The largest answer: a page of large messages, or one message of the largest size with its
 /// headers.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 * 1_024 * 1_024;
@@ -55,17 +46,16 @@ pub struct Client(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    address: String,
-    endpoint: Endpoint,
+    addresses: String,
+    nodes: Arc<Nodes>,
     bearer: Bearer,
-    channel: Channel,
     timeout: Duration,
     lane: OnceLock<Lane>,
     claim_lane: OnceLock<claim::Lane>,
 }
 
 /// The generated client, with the token on every call.
-pub(crate) type Rpc = HapaxClient<InterceptedService<Channel, Bearer>>;
+pub(crate) type Rpc = HapaxClient<InterceptedService<Calls, Bearer>>;
 
 /// Puts the token on every call.
 #[derive(Clone, Debug, Default)]
@@ -87,20 +77,20 @@ impl Bearer {
 }
 
 impl Client {
-    /// Creates a client for an address such as `http://127.0.0.1:4747`. Nothing is sent yet; see
-    /// [`Client::ready`]. Must be called inside a tokio runtime.
+    /// Creates a client for an address such as `http://127.0.0.1:4747`, or for several nodes of one
+    /// broker, separated by commas: it finds the one that serves, and follows when another one
+    /// takes over. Nothing is sent yet; see [`Client::ready`]. Must be called inside a tokio
+    /// runtime.
     pub fn connect(address: &str) -> Result<Self, Error> {
         Self::builder(address).connect()
     }
 
     pub fn builder(address: &str) -> Builder {
         Builder {
-            address: address.to_owned(),
+            addresses: address.to_owned(),
             token: None,
             timeout: TIMEOUT,
-            authority: None,
-            identity: None,
-            server_name: None,
+            dialer: Dialer::default(),
         }
     }
 
@@ -120,9 +110,9 @@ impl Client {
         Retry::within(timeout).run(ping).await.map(drop)
     }
 
-    /// The address as it was given.
+    /// The address as it was given; several are separated by commas.
     pub fn address(&self) -> &str {
-        &self.0.address
+        &self.0.addresses
     }
 
     /// How long a call may take.
@@ -155,32 +145,36 @@ impl Client {
     }
 
     pub(crate) fn rpc(&self) -> Rpc {
-        HapaxClient::with_interceptor(self.0.channel.clone(), self.0.bearer.clone())
+        HapaxClient::with_interceptor(Calls(Arc::clone(&self.0.nodes)), self.0.bearer.clone())
             .max_decoding_message_size(FRAME_BYTES_MAX)
         // No limit for encoding: the broker refuses what is too large. An encoder's error would
         // look like a broken connection, and be retried.
     }
 
     pub(crate) fn error(&self, status: &Status) -> Error {
-        Error::of_status(status, &self.0.address)
+        Error::of_status(status, &self.0.addresses)
     }
 
     pub(crate) fn bearer(&self) -> &Bearer {
         &self.0.bearer
     }
 
-    /// A separate connection for a stream, so that a stream that is not read does not block others.
-    pub(crate) fn channel(&self) -> Channel {
-        self.0.endpoint.connect_lazy()
+    /// The node to ask.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        self.0.nodes.current()
+    }
+
+    /// Asks another node from now on, if there is one. See [`Nodes::leave`].
+    pub(crate) fn leave(&self, node: &Arc<Node>, named: Option<&str>) -> bool {
+        self.0.nodes.leave(node, named)
     }
 
     /// A separate client over the same connection, for a task that must not keep this one alive.
     pub(crate) fn detached(&self) -> Self {
         Self(Arc::new(Inner {
-            address: self.0.address.clone(),
-            endpoint: self.0.endpoint.clone(),
+            addresses: self.0.addresses.clone(),
+            nodes: Arc::clone(&self.0.nodes),
             bearer: self.0.bearer.clone(),
-            channel: self.0.channel.clone(),
             timeout: self.0.timeout,
             lane: OnceLock::new(),
             claim_lane: OnceLock::new(),
@@ -201,15 +195,19 @@ impl Client {
 /// The settings of a [`Client`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    address: String,
+    addresses: String,
     token: Option<String>,
     timeout: Duration,
-    authority: Option<Vec<u8>>,
-    identity: Option<(Vec<u8>, Vec<u8>)>,
-    server_name: Option<String>,
+    dialer: Dialer,
 }
 
 impl Builder {
+    /// Adds the address of another node of the same broker.
+    pub fn address(mut self, address: &str) -> Self {
+        self.addresses = format!("{},{address}", self.addresses);
+        self
+    }
+
     /// Sets the token, as printed by `hapax token create`.
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
@@ -224,19 +222,19 @@ impl Builder {
 
     /// Sets the CA certificate that signed the broker's, in PEM. For `https` addresses.
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.authority = Some(pem.into());
+        self.dialer.authority = Some(pem.into());
         self
     }
 
     /// The certificate and the key of this client, as PEM, for brokers that require one.
     pub fn identity(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.identity = Some((certificate.into(), key.into()));
+        self.dialer.identity = Some((certificate.into(), key.into()));
         self
     }
 
     /// The name in the broker's certificate, if it differs from the address.
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
-        self.server_name = Some(name.into());
+        self.dialer.server_name = Some(name.into());
         self
     }
 
@@ -245,7 +243,7 @@ impl Builder {
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(Error::invalid("a client must be created inside a tokio runtime"));
         }
-        let endpoint = self.endpoint()?;
+        let nodes = Arc::new(Nodes::new(&self.addresses, self.dialer)?);
         let bearer = match &self.token {
             Some(token) => {
                 let value = format!("Bearer {}", token.trim()).parse();
@@ -256,66 +254,14 @@ impl Builder {
             None => Bearer::default(),
         };
         Ok(Client(Arc::new(Inner {
-            channel: endpoint.connect_lazy(),
-            address: self.address,
-            endpoint,
+            addresses: self.addresses,
+            nodes,
             bearer,
             timeout: self.timeout,
             lane: OnceLock::new(),
             claim_lane: OnceLock::new(),
         })))
     }
-
-    fn endpoint(&self) -> Result<Endpoint, Error> {
-        let bad = |why: String| Error::invalid(format!("{}: {why}", self.address));
-        let address = match self.address.split_once("://") {
-            Some(("http" | "https", _)) => self.address.clone(),
-            Some((scheme, _)) => {
-                return Err(bad(format!("{scheme} is not supported: use http or https")));
-            }
-            None => format!("http://{}", self.address),
-        };
-        let is_tls = address.starts_with("https:");
-        let endpoint = Endpoint::from_shared(address)
-            .map_err(|error| bad(format!("not a valid address: {error}")))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .max_frame_size(CHUNK_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-        if !is_tls {
-            return Ok(endpoint);
-        }
-        endpoint.tls_config(self.tls()).map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            bad(cause.unwrap_or_else(|| error.to_string()))
-        })
-    }
-
-    fn tls(&self) -> ClientTlsConfig {
-        let mut tls = ClientTlsConfig::new();
-        match &self.authority {
-            Some(pem) => tls = tls.ca_certificate(Certificate::from_pem(pem)),
-            None => tls = with_native_roots(tls),
-        }
-        if let Some((certificate, key)) = &self.identity {
-            tls = tls.identity(Identity::from_pem(certificate, key));
-        }
-        if let Some(name) = &self.server_name {
-            tls = tls.domain_name(name);
-        }
-        tls
-    }
-}
-
-/// Adds the CA certificates of the machine, with the feature `native-roots`.
-fn with_native_roots(tls: ClientTlsConfig) -> ClientTlsConfig {
-    #[cfg(feature = "native-roots")]
-    let tls = tls.with_native_roots();
-    tls
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ mod derive;
 mod error;
 mod lane;
 mod message;
+mod nodes;
 mod queue;
 mod retry;
 mod sender;

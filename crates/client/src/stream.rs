@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use hapax_wire::Code;
 use hapax_wire::lean::{Frames, Incoming, Raw};
 use http::uri::PathAndQuery;
 use tokio::sync::mpsc;
@@ -23,6 +24,7 @@ use tonic::{Request, Status};
 
 use crate::client::{Client, FRAME_BYTES_MAX, SENT_BYTES_MAX};
 use crate::error::Error;
+use crate::nodes::{self, Node};
 use crate::retry::Retry;
 pub(crate) use unanswered::Unanswered;
 
@@ -43,6 +45,8 @@ pub(crate) trait Protocol {
 pub(crate) struct Pipe<P: Protocol> {
     client: Client,
     pub(crate) protocol: P,
+    /// The node that it is connected to, or was.
+    node: Arc<Node>,
     channel: Channel,
     pub(crate) unanswered: Unanswered,
     /// The frame that is being filled, and the reference of its first member.
@@ -72,8 +76,10 @@ enum Line {
 
 impl<P: Protocol> Pipe<P> {
     pub(crate) fn new(client: &Client, protocol: P) -> Self {
+        let node = client.node();
         Self {
-            channel: client.channel(),
+            channel: node.channel(),
+            node,
             client: client.clone(),
             protocol,
             unanswered: Unanswered::default(),
@@ -218,6 +224,10 @@ impl<P: Protocol> Pipe<P> {
     }
 
     fn dial(&mut self) {
+        let node = self.client.node();
+        if !Arc::ptr_eq(&node, &self.node) {
+            (self.channel, self.node) = (node.channel(), node);
+        }
         let (sender, receiver) = mpsc::unbounded_channel();
         let first = self.protocol.open().into_iter();
         let is_open = |reference| self.unanswered.is_open(reference);
@@ -254,7 +264,12 @@ impl<P: Protocol> Pipe<P> {
         self.is_broken = true;
         self.is_unknown = status.code() == tonic::Code::Unimplemented;
         let error = self.client.error(status);
-        let pause = self.retry.next_pause(error.retry_after());
+        // What a node that does not serve asks for is meant for those who know no other.
+        let named = nodes::named(status);
+        let is_elsewhere =
+            error.code() == Code::Unavailable && self.client.leave(&self.node, named);
+        let asked = error.retry_after().filter(|_| !is_elsewhere);
+        let pause = self.retry.next_pause(asked);
         self.line = Line::Down(Some(Box::pin(tokio::time::sleep(pause))));
         error
     }

@@ -3,6 +3,7 @@
 pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod check;
+pub(crate) mod cluster;
 pub(crate) mod dead;
 pub(crate) mod demo;
 pub(crate) mod get;
@@ -56,6 +57,7 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Check(check) => check::run(check),
         Command::Backup(backup) => wait(backup::backup(backup)),
         Command::Restore(restore) => backup::restore(restore),
+        Command::Cluster(command) => cluster::run(command),
         Command::Token(command) => token::run(command),
         Command::Config(command) => settings::config(command),
         Command::Log(log) => wait(log::run(log)),

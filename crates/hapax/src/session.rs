@@ -29,7 +29,8 @@ const HEADING: &str = "Connection";
 /// The options of the connection to the broker.
 #[derive(Clone, Args)]
 pub(crate) struct Connection {
-    /// The broker's address.
+    /// The broker's address. Several nodes of one broker are separated by commas: the one that
+    /// serves is found.
     #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_SERVER", value_name = "URL")]
     #[arg(default_value = "http://127.0.0.1:4747")]
@@ -141,6 +142,11 @@ impl Connection {
         }
     }
 
+    /// The first address of `--server`.
+    fn first(&self) -> &str {
+        self.server.split(',').next().unwrap_or_default().trim()
+    }
+
     async fn explain(&self, failure: Failure) -> Failure {
         // Not a broker: a web server answered.
         let foreign = ["the server is not a Hapax broker", "the server does not speak gRPC"];
@@ -162,7 +168,7 @@ impl Connection {
         if failure.next.is_some() && !is_foreign {
             return failure;
         }
-        if !is_refused && let Some(found) = diagnosis::look(&self.server, &failure).await {
+        if !is_refused && let Some(found) = diagnosis::look(self.first(), &failure).await {
             return Failure { code: Some(Code::Unavailable), ..found };
         }
         let here = ["127.0.0.1", "localhost", "[::1]"];

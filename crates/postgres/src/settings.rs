@@ -28,10 +28,12 @@ impl Settings {
     /// Reads a URL. The error says what is wrong with it, and never contains the password.
     pub fn parse(url: &str) -> Result<Self, BadUrl> {
         if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-            let scheme = url.split("://").next().unwrap_or_default();
-            return Err(bad(format!(
-                "it starts with {scheme:?}; write postgres://user@host/database"
-            )));
+            // What is not a scheme may be a password.
+            let start = match url.split_once("://") {
+                Some((scheme, _)) => format!("it starts with {scheme:?}"),
+                None => "it has no scheme".to_owned(),
+            };
+            return Err(bad(format!("{start}; write postgres://user@host/database")));
         }
         let own = Own::take(url)?;
         let mut config: Config = own.rest.parse().map_err(|error: tokio_postgres::Error| {

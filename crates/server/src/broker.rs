@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,15 @@ pub enum Error {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Bind(#[from] BindError),
+    #[error(transparent)]
+    Url(#[from] hapax_postgres::BadUrl),
+    #[error(transparent)]
+    Store(#[from] hapax_postgres::Refused),
+    #[error("this node cannot join the others: {0}. Nothing was changed")]
+    Join(#[from] hapax_postgres::Failure),
+    /// The store was set back.
+    #[error("halted: {0}")]
+    Halted(String),
     #[error("the queue {queue} of the settings cannot be created or changed: {why}")]
     Queue { queue: String, why: String },
     #[error(
@@ -68,50 +78,18 @@ pub enum Error {
 impl Broker {
     /// Opens the data, creates the queues of the options, and opens the port.
     pub async fn start(options: &Options, log: Option<log::Handle>) -> Result<Self, Error> {
-        let mut refused = lint::reach(options);
-        refused.retain(|finding| finding.severity() == Severity::Error);
-        if !refused.is_empty() {
-            return Err(Error::Options(refused));
-        }
+        refuse_reach(options)?;
         let tls = tls(options)?;
         // The port first: recovery may take long, and a second broker started by mistake is
         // detected at once.
         let listener = Listener::bind(options.listen, tls).await?;
         let metrics = Metrics::default();
         let engine = open(options, &metrics).await?;
-        let (auth, tokens) = match options.auth {
-            options::Auth::Off => (Auth::off(), None),
-            options::Auth::Tokens => {
-                let tokens = Arc::new(Tokens::open(engine.data().path())?);
-                if tokens.is_empty() {
-                    tracing::warn!(
-                        "there are no tokens, so every request is refused: create one with `hapax \
-                         token create`"
-                    );
-                }
-                (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
-            }
-        };
+        let (auth, tokens) = auth(options, engine.data().path())?;
         declare(&engine, options).await?;
-        let service = service::Options {
-            auth,
-            tenants: tenants(options),
-            ceilings: ceilings(options),
-            metrics,
-            log,
-            budget_bytes: usize::try_from(options.request_bytes).unwrap_or(usize::MAX),
-        };
-        let service = Service::new(engine, service);
+        let service = service_on(engine, options, auth, metrics, log);
         service.metrics().watch_port(listener.stats());
-        let limits = Limits {
-            connections_max: connections_max(
-                options.max_connections as usize,
-                open_files_max(),
-                service.engine().partitions(),
-            ),
-            drain: options.stop_timeout.mul_f64(DRAIN_SHARE),
-            ..Limits::default()
-        };
+        let limits = limits(options, service.engine().partitions());
         Ok(Self { service, listener, limits, tokens })
     }
 
@@ -163,6 +141,61 @@ impl Broker {
     }
 }
 
+/// Refuses options that would leave the broker open to other machines.
+pub(crate) fn refuse_reach(options: &Options) -> Result<(), Error> {
+    let mut refused = lint::reach(options);
+    refused.retain(|finding| finding.severity() == Severity::Error);
+    if refused.is_empty() { Ok(()) } else { Err(Error::Options(refused)) }
+}
+
+/// How callers are authenticated, and the tokens to follow.
+pub(crate) fn auth(options: &Options, data: &Path) -> Result<(Auth, Option<Arc<Tokens>>), Error> {
+    match options.auth {
+        options::Auth::Off => Ok((Auth::off(), None)),
+        options::Auth::Tokens => {
+            let tokens = Arc::new(Tokens::open(data)?);
+            if tokens.is_empty() {
+                tracing::warn!(
+                    "there are no tokens, so every request is refused: create one with `hapax \
+                     token create`"
+                );
+            }
+            Ok((Auth::Tokens(Arc::clone(&tokens)), Some(tokens)))
+        }
+    }
+}
+
+pub(crate) fn service_on(
+    engine: Engine,
+    options: &Options,
+    auth: Auth,
+    metrics: Metrics,
+    log: Option<log::Handle>,
+) -> Service {
+    let service = service::Options {
+        auth,
+        tenants: tenants(options),
+        ceilings: ceilings(options),
+        metrics,
+        log,
+        budget_bytes: usize::try_from(options.request_bytes).unwrap_or(usize::MAX),
+    };
+    Service::new(engine, service)
+}
+
+/// The limits of connections.
+pub(crate) fn limits(options: &Options, partitions: usize) -> Limits {
+    Limits {
+        connections_max: connections_max(
+            options.max_connections as usize,
+            open_files_max(),
+            partitions,
+        ),
+        drain: options.stop_timeout.mul_f64(DRAIN_SHARE),
+        ..Limits::default()
+    }
+}
+
 /// As many connections as the limit of open files allows, with a reserve: a partition that cannot
 /// open files accepts no more messages.
 fn connections_max(wanted: usize, files: usize, partitions: usize) -> usize {
@@ -208,7 +241,7 @@ async fn open(options: &Options, metrics: &Metrics) -> Result<Engine, Error> {
 
 /// Creates or changes the queues that the options name. Changes made by requests are reverted and
 /// logged.
-async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
+pub(crate) async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
     for declared in &options.queues {
         let queue = declared.name.clone();
         let name = queue.queue.to_string();
@@ -238,7 +271,7 @@ pub fn check_files(options: &Options) -> Result<(), TlsError> {
     tls(options).map(drop)
 }
 
-fn tls(options: &Options) -> Result<Option<Tls>, TlsError> {
+pub(crate) fn tls(options: &Options) -> Result<Option<Tls>, TlsError> {
     let (Some(certificate), Some(key)) = (&options.tls_cert, &options.tls_key) else {
         return Ok(None);
     };
@@ -270,7 +303,7 @@ fn ceilings(options: &Options) -> BTreeMap<Box<str>, Ceiling> {
 }
 
 /// The work done every second.
-async fn housekeep(service: Service) {
+pub(crate) async fn housekeep(service: Service) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -280,7 +313,7 @@ async fn housekeep(service: Service) {
 }
 
 /// Notifies systemd, if it started us.
-fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
+pub(crate) fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "cannot notify the service manager");
     }

@@ -16,10 +16,11 @@ mod shares;
 mod spare;
 mod store;
 mod wait;
+mod wall;
 mod writer;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,11 +38,13 @@ pub use dispatch::{List, Listed, Omitted, Room, To};
 pub(crate) use dispatch::{Parts, gather};
 use holdings::UnreadReports;
 use inbox::{Ask, Inbox, Reply};
+pub use open::Place;
 pub use pages::{Cursor, Page};
 use queues::Listing;
 pub use queues::{Decided, Survey};
 use spare::Spare;
 pub use store::AnyStore;
+pub use wall::Wall;
 use writer::{Now, Writer};
 
 /// How long a stop may take, from the last answer on.
@@ -92,6 +95,16 @@ pub enum Error {
          was changed", .0.display()
     )]
     OnePartition(PathBuf),
+    #[error(
+        "{} has the data of a broker on disk, and this broker's store is a database: choose another \
+         --data. Nothing was changed", .0.display()
+    )]
+    OnDisk(PathBuf),
+    #[error(
+        "the data is in PostgreSQL: back the database up (pg_basebackup, pgBackRest, WAL-G, or \
+         what your service offers). A backup of a node has nothing that is not there"
+    )]
+    InDatabase,
     #[error(
         "{} is inside the data directory {}: choose a directory outside of it",
         target.display(), data.display()
@@ -166,6 +179,9 @@ pub(crate) struct Shared {
     clocks_ahead: Vec<AtomicI64>,
     /// Why a partition stopped by itself.
     failed: watch::Sender<Option<Stopped>>,
+    /// Whether that is because its store was set back.
+    is_regressed: AtomicBool,
+    wall: Wall,
     /// The partitions that belong to another owner, and what is answered for them.
     fenced: watch::Sender<Vec<(usize, Stopped)>>,
     draining: watch::Sender<bool>,
@@ -231,6 +247,17 @@ impl Engine {
         self.shared.fenced.borrow().clone()
     }
 
+    /// Completes when another owner took a partition over.
+    pub async fn fenced_any(&self) {
+        let mut fenced = self.shared.fenced.subscribe();
+        drop(fenced.wait_for(|fenced| !fenced.is_empty()).await);
+    }
+
+    /// Why a partition stopped by itself, if one did.
+    pub fn failure(&self) -> Option<Stopped> {
+        self.shared.failed.borrow().clone()
+    }
+
     /// Ends when some partition cannot answer any more: the opposite of [`Self::is_ready`].
     pub async fn unready(&self) {
         let mut fenced = self.shared.fenced.subscribe();
@@ -244,6 +271,11 @@ impl Engine {
     /// Whether a partition stopped by itself.
     pub fn has_failed(&self) -> bool {
         self.shared.failed.borrow().is_some()
+    }
+
+    /// Whether it stopped because its store was set back: it lost what it had confirmed.
+    pub fn is_regressed(&self) -> bool {
+        self.shared.is_regressed.load(Ordering::SeqCst)
     }
 
     /// Completes when a partition stopped by itself, with the reason.
@@ -355,7 +387,8 @@ impl Shared {
         let shared = Arc::clone(self);
         let run = move || {
             inbox.belongs_to_this_thread();
-            Writer::new(partition, number, inbox, shared, Now::read()).run();
+            let now = Now::read(&shared.wall);
+            Writer::new(partition, number, inbox, shared, now).run();
         };
         let thread = std::thread::Builder::new()
             .name(format!("hapax-writer-{number}"))

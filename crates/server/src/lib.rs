@@ -8,6 +8,7 @@
 
 pub mod auth;
 mod broker;
+pub mod cluster;
 pub mod doors;
 pub mod engine;
 pub mod lease;
@@ -24,4 +25,5 @@ pub mod time;
 mod whole;
 
 pub use broker::{Broker, Error, check_files};
+pub use cluster::Node;
 pub use options::Options;

@@ -1,6 +1,7 @@
 //! The options of a broker. `hapax` reads them from flags, variables and a file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +15,14 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     pub listen: SocketAddr,
     pub data: PathBuf,
+    /// The database with the partitions, for a broker of several nodes; none if they are in `data`.
+    pub store: Option<StoreUrl>,
+    /// The name of this node, which stays the same over restarts; by default that of the machine.
+    pub node_name: Option<String>,
+    /// Where clients and other nodes reach this node; by default `listen`.
+    pub advertise: Option<String>,
+    /// A cache of this node, in `data` by default.
+    pub cache_dir: Option<PathBuf>,
     /// The number of partitions of new data; existing data keeps its number.
     pub partitions: u16,
     pub memory_bytes: u64,
@@ -60,11 +69,51 @@ pub struct Queue {
     pub config: Config,
 }
 
+/// The URL of a database. Nothing that prints it prints its password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl(String);
+
+impl StoreUrl {
+    pub fn new(url: &str) -> Self {
+        Self(url.to_owned())
+    }
+
+    /// Checks its form. The error never has the password.
+    pub fn check(&self) -> Result<(), hapax_postgres::BadUrl> {
+        self.settings().map(drop)
+    }
+
+    /// The settings of the connections.
+    pub fn settings(&self) -> Result<hapax_postgres::Settings, hapax_postgres::BadUrl> {
+        hapax_postgres::Settings::parse(&self.0)
+    }
+}
+
+/// Hosts and database, without user and password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.settings() {
+            Ok(settings) => f.write_str(settings.shown()),
+            Err(_) => f.write_str("a database"),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 4747)),
             data: PathBuf::from("./hapax-data"),
+            store: None,
+            node_name: None,
+            advertise: None,
+            cache_dir: None,
             partitions: 1,
             memory_bytes: 256 << 20,
             auth: Auth::Tokens,

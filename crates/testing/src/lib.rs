@@ -17,6 +17,7 @@ mod process;
 #[cfg(feature = "client")]
 mod queue;
 mod server;
+mod standby;
 mod wait;
 
 pub mod http;
@@ -29,6 +30,7 @@ pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspen
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
 pub use server::{Beside, PostgresServer};
+pub use standby::TestStandby;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 
 /// Makes two tests of a function of the number of partitions: on one, and on four.

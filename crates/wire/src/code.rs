@@ -192,8 +192,12 @@ codes! {
     Unavailable = "unavailable" 503 Unavailable true
         "The broker cannot answer now"
         means "The request was not carried out, or its outcome is unknown."
-        why "The broker is starting, stopping or overloaded, or its disk failed."
-        what_to_do "Retry under the same key: if the first try succeeded, you get its answer.",
+        why "The broker is starting, stopping or overloaded, or its disk failed; or this node is \
+             one of several and does not serve: then nothing was done, and `serving` is the \
+             address of the node that serves, if it is known."
+        what_to_do "Retry under the same key: if the first try succeeded, you get its answer. If \
+                    `serving` (over gRPC the metadata `hapax-serving`) names another node, send \
+                    the request there.",
     Internal = "internal" 500 Internal true
         "The broker has an internal error"
         means "The outcome of the request is unknown."

@@ -118,6 +118,10 @@ pub struct Document<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub deadline: Option<Timestamp>,
+    /// From a node that does not serve, which did nothing: the address of the node that serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "http://10.0.0.7:4747")]
+    pub serving: Option<&'a str>,
 }
 
 impl<'a> Document<'a> {
@@ -138,6 +142,7 @@ impl<'a> Document<'a> {
             state: None,
             attempts: None,
             deadline: None,
+            serving: None,
         }
     }
 }

@@ -1,13 +1,14 @@
 //! `hapax serve` and `hapax dev`: run the broker until it is stopped.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use hapax_server::lint::Severity;
-use hapax_server::{Broker, log};
+use hapax_server::{Broker, Node, Options, log};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::Exit;
@@ -59,10 +60,10 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let options = settings.options();
         let ended = tokio::select! {
-            broker = Broker::start(&options, Some(log.clone())) => {
-                let broker =
-                    broker.map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
-                live(broker, serve, values, profile, signals).await
+            process = Process::start(&options, log.clone()) => {
+                let process =
+                    process.map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
+                live(process, serve, values, profile, signals).await
             }
             // Nothing was served yet, and recovery starts over with every start.
             () = signals.heard() => std::process::exit(Exit::Ok as i32),
@@ -72,8 +73,44 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
     })
 }
 
+/// A broker of its own, or one of the nodes of a broker.
+enum Process {
+    Broker(Box<Broker>),
+    Node(Box<Node>),
+}
+
+impl Process {
+    async fn start(options: &Options, log: log::Handle) -> Result<Self, hapax_server::Error> {
+        Ok(match &options.store {
+            None => Self::Broker(Box::new(Broker::start(options, Some(log)).await?)),
+            Some(store) => Self::Node(Box::new(Node::start(options, store, Some(log)).await?)),
+        })
+    }
+
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Broker(broker) => broker.address(),
+            Self::Node(node) => node.address(),
+        }
+    }
+
+    fn is_encrypted(&self) -> bool {
+        match self {
+            Self::Broker(broker) => broker.is_encrypted(),
+            Self::Node(node) => node.is_encrypted(),
+        }
+    }
+
+    async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), hapax_server::Error> {
+        match self {
+            Self::Broker(broker) => broker.run(shutdown).await,
+            Self::Node(node) => node.run(shutdown).await,
+        }
+    }
+}
+
 async fn live(
-    broker: Broker,
+    broker: Process,
     serve: &Serve,
     values: &Values,
     profile: Profile,
@@ -165,10 +202,13 @@ pub(crate) async fn stop_signal(mut signals: Signals, stop_timeout: Duration) {
 
 fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
     let screen = Screen::plain();
-    let data = &values.data;
+    let data = match &values.store.0 {
+        Some(store) => store.0.to_string(),
+        None => values.data.display().to_string(),
+    };
     let program = program();
     let head = screen.paint(Colour::Bold, format_args!("Hapax is ready at {url}"));
-    screen.line(format_args!("{head}, data in {}", data.display()))?;
+    screen.line(format_args!("{head}, data in {data}"))?;
     screen.line("")?;
     screen.line(format_args!("  HTTP      {url}/v1         described by {url}/v1/openapi.json"))?;
     screen.line(format_args!("  gRPC      {url}            with reflection"))?;

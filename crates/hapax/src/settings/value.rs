@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use hapax_server::options::StoreUrl;
 use hapax_server::time::show_ms;
 use hapax_wire::nearest::closest;
 use serde::de::value::{Error, StrDeserializer};
@@ -104,6 +105,24 @@ impl TryFrom<String> for Endpoint {
     }
 }
 
+/// The URL of the database of a broker with several nodes. It is shown without its password.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub(crate) struct Store(pub(crate) StoreUrl);
+
+/// It is checked later: clap would show a URL that it refuses, with its password.
+impl From<String> for Store {
+    fn from(text: String) -> Self {
+        Self(StoreUrl::new(&text))
+    }
+}
+
+impl Serialize for Store {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
 /// A number of bytes. A file may have the bare number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Size(pub(crate) u64);
@@ -185,6 +204,21 @@ mod tests {
         refuses::<Endpoint>("http://me:secret@example.org", "OTEL_EXPORTER_OTLP_HEADERS");
         refuses::<Endpoint>("127.0.0.1:4317", "does not begin with http://");
         refuses::<Endpoint>("http://a b", "is not a URL");
+    }
+
+    #[test]
+    fn a_store_is_a_database_and_never_shows_its_password() {
+        let url = "postgres://hapax:s3cret@db.example:5433/queues";
+        let store: Store = text(url).unwrap();
+        for shown in [format!("{store:?}"), serde_json::json!(store).to_string()] {
+            assert!(!shown.contains("s3cret") && shown.contains("db.example"), "{shown}");
+        }
+        for bad in ["mysql://hapax:s3cret@host/db", "postgres://hapax:s3cret@host", "//s3cret"] {
+            let store: Store = text(bad).unwrap();
+            let why = store.0.check().unwrap_err().to_string();
+            let shown = format!("{why} {store:?}");
+            assert!(!shown.contains("s3cret"), "{shown}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use toml::de::{DeValue, ValueDeserializer};
 
 use super::origin::Origin;
-use super::value::{Address, Endpoint, OrOff, Size, Span, number, text, word};
+use super::value::{Address, Endpoint, OrOff, Size, Span, Store, number, text, word};
 use crate::size;
 
 /// At least the largest body, so that every allowed request can be read.
@@ -46,6 +46,23 @@ pub(crate) struct Values {
     #[arg(long, value_name = "PATH", default_value = "./hapax-data")]
     #[arg(value_parser = text::<PathBuf>)]
     pub(crate) data: PathBuf,
+    /// The PostgreSQL database with the messages and keys, for a broker of several nodes: every node
+    /// gets the same URL, one of them serves, and another one takes over when it is gone. `data` is
+    /// then only this node's own directory, for its tokens and a cache. With `off` everything is in
+    /// `data`.
+    #[arg(long, value_name = "URL", default_value = "off", value_parser = text::<OrOff<Store>>)]
+    pub(crate) store: OrOff<Store>,
+    /// With `store`: the name of this node. It stays the same over restarts. By default it is the
+    /// name of the machine.
+    #[arg(long, value_name = "NAME", default_value = "off", value_parser = text::<OrOff<String>>)]
+    pub(crate) node_name: OrOff<String>,
+    /// With `store`: the address at which clients reach this node, which the other nodes give them.
+    /// By default it is `listen`, or the name of the machine if that is every address.
+    #[arg(long, value_name = "URL", default_value = "off", value_parser = text::<OrOff<String>>)]
+    pub(crate) advertise: OrOff<String>,
+    /// With `store`: the directory of this node's cache. By default it is `cache` in `data`.
+    #[arg(long, value_name = "PATH", default_value = "off", value_parser = text::<OrOff<PathBuf>>)]
+    pub(crate) cache_dir: OrOff<PathBuf>,
     /// The number of partitions of new data. Each has its own writer thread and journal. The number
     /// cannot change later: for existing data this setting has no effect.
     #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = number::<u16>)]
@@ -121,6 +138,10 @@ impl Values {
         match name {
             "listen" => put(&mut self.listen, value),
             "data" => put(&mut self.data, value),
+            "store" => put(&mut self.store, value),
+            "node_name" => put(&mut self.node_name, value),
+            "advertise" => put(&mut self.advertise, value),
+            "cache_dir" => put(&mut self.cache_dir, value),
             "partitions" => put(&mut self.partitions, value),
             "memory_bytes" => put(&mut self.memory_bytes, value),
             "auth" => put(&mut self.auth, value),
@@ -152,7 +173,9 @@ impl Values {
         let refused =
             refused.filter_map(|(name, number)| Some((name, out_of_bounds(name, number)?)));
         let empty = self.data.as_os_str().is_empty().then(|| ("data", "it is empty".to_owned()));
-        refused.chain(empty).collect()
+        let store = self.store.0.as_ref().and_then(|store| store.0.check().err());
+        let store = store.map(|error| ("store", error.to_string()));
+        refused.chain(empty).chain(store).collect()
     }
 
     /// The options of the broker. Tenants and queues can only be declared in a file.
@@ -160,6 +183,10 @@ impl Values {
         Options {
             listen: self.listen.0,
             data: self.data.clone(),
+            store: self.store.0.clone().map(|store| store.0),
+            node_name: self.node_name.0.clone(),
+            advertise: self.advertise.0.clone(),
+            cache_dir: self.cache_dir.0.clone(),
             partitions: self.partitions,
             memory_bytes: self.memory_bytes.0,
             auth: self.auth,
@@ -247,7 +274,10 @@ pub(super) fn meant(name: &str, value: &Written<'_>) -> String {
 /// What a setting or a limit may be, to follow "Allowed:".
 pub(super) fn allowed(name: &str) -> String {
     let kind = match name {
-        "config" | "tls_cert" | "tls_key" | "tls_client_ca" => "a path, or \"off\"",
+        "config" | "tls_cert" | "tls_key" | "tls_client_ca" | "cache_dir" => "a path, or \"off\"",
+        "store" => "a URL such as postgres://user@host/database, or \"off\"",
+        "node_name" => "a name, or \"off\"",
+        "advertise" => "an address such as https://node-1.example:4747, or \"off\"",
         "listen" => "an address and a port, such as 127.0.0.1:4747, 0.0.0.0:4747 or [::]:4747",
         "data" => "a path",
         "partitions" | "max_connections" | "sends_per_s" | "max_messages" | "max_queues" => {

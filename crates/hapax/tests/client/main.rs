@@ -9,6 +9,7 @@ mod broken;
 mod claim_stream;
 mod claims;
 mod leases;
+mod nodes;
 mod old;
 mod secure;
 mod sends;

@@ -22,8 +22,8 @@ use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::routing::post;
 use bytes::Bytes;
-use futures_util::Stream;
 use futures_util::stream::Empty;
+use futures_util::{FutureExt, Stream};
 use hapax_wire::lean::{Frames, Raw};
 use hapax_wire::proto::hapax_server::HapaxServer;
 use hapax_wire::{Code, proto};
@@ -192,6 +192,31 @@ async fn report(health: tonic_health::server::HealthReporter, service: Service) 
         health.set_service_status("hapax.v1.Hapax", status).await;
         engine.unready().await;
     }
+}
+
+/// Health checks of a node that does not serve.
+pub(super) fn health_of_a_standby() -> axum::Router {
+    use tonic_health::ServingStatus::NotServing;
+    let (health, healthy) = tonic_health::server::health_reporter();
+    for service in ["", "hapax.v1.Hapax"] {
+        // Nobody else has its lock yet.
+        let set = health.set_service_status(service, NotServing).now_or_never();
+        debug_assert!(set.is_some(), "it is set at once");
+    }
+    Routes::new(healthy).into_axum_router().reset_fallback()
+}
+
+/// A refused call.
+pub(super) fn refused(problem: &Problem) -> axum::response::Response {
+    status(problem).into_http()
+}
+
+/// The end of a stream that is refused after its beginning.
+pub(super) fn trailers(problem: &Problem) -> http::HeaderMap {
+    let mut trailers = http::HeaderMap::new();
+    // A status of texts and numbers can be written.
+    let _ = status(problem).add_header(&mut trailers);
+    trailers
 }
 
 /// The broker behind the generated trait.

@@ -31,6 +31,7 @@ use utoipa::OpenApi;
 use crate::service::Service;
 use access::Access;
 pub(crate) use dispatch::generated;
+pub(super) use failure::{refused, refused_by_a_standby};
 use openapi::Every;
 use takes::Takes;
 
@@ -41,6 +42,14 @@ pub fn router(service: Service) -> Router {
         .method_not_allowed_fallback(pages::misused)
         .layer(axum::middleware::from_fn_with_state(service.clone(), dispatch::dispatch))
         .with_state(service)
+}
+
+/// What a node that does not serve answers all the same.
+pub(super) fn pages_of_a_standby() -> Router {
+    Router::new()
+        .route("/livez", get(pages::livez))
+        .route("/errors", get(pages::errors))
+        .route("/errors/{code}", get(pages::error))
 }
 
 /// A route: who may call it, and what it accepts.

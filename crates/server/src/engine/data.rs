@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax_core::Recipe;
+use hapax_postgres::Shared;
 use hapax_store::disk;
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +102,23 @@ impl Data {
         };
         let recipe = head.recipe();
         Ok(Self { path: path.to_owned(), head, secret, recipe })
+    }
+
+    /// What all nodes of a broker share in their database. The directory is this node's own: its
+    /// tokens are there, and a cache.
+    pub fn shared(path: &Path, shared: &Shared) -> Self {
+        let hashing = shared.fingerprints.as_ref().map(|secret| Hashing(secret.0));
+        let head = Head { partitions: shared.partitions, hashing, state: None };
+        let recipe = head.recipe();
+        Self { path: path.to_owned(), head, secret: shared.leases.0, recipe }
+    }
+
+    /// Refuses a directory with the data of a broker on disk, for one whose store is elsewhere.
+    pub fn refuse_data(path: &Path) -> Result<(), Error> {
+        match Head::read(path)? {
+            Some(_) => Err(Error::OnDisk(path.to_owned())),
+            None => refuse_partitions(path),
+        }
     }
 
     /// How the partitions are to be opened.
@@ -304,6 +322,15 @@ fn refuse_incomplete(path: &Path, partitions: u16) -> Result<[u8; 32], Error> {
         }
     }
     Ok(secret)
+}
+
+/// Refuses a directory that holds a partition, although it has no head.
+fn refuse_partitions(path: &Path) -> Result<(), Error> {
+    match partition_path(path, 0).try_exists() {
+        Ok(true) => refuse_remains(path),
+        Ok(false) => Ok(()),
+        Err(error) => Err(Error::io("read", path, error)),
+    }
 }
 
 /// Refuses a directory without a head that holds anything of a broker: data that lost its head, an

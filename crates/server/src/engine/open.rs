@@ -1,20 +1,25 @@
 //! Opens the partitions of the data, and starts their writers.
 
-use std::sync::atomic::{AtomicI64, AtomicUsize};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_core::Recipe;
 use hapax_partition::change::Known;
 use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
 use hapax_partition::{Clock, Partition};
+use hapax_postgres::{Database, PostgresStore, Uuid};
+use hapax_store::Epoch;
 use hapax_store::disk::DiskStore;
 use tokio::sync::{broadcast, watch};
 
 use super::holdings::UnreadReports;
 use super::inbox::Inbox;
-use super::{AnyStore, Data, Engine, Error, LOST_MAX, OnBeat, Options, Shared, SpareLists};
+use super::{
+    AnyStore, Data, Engine, Error, LOST_MAX, OnBeat, Options, Shared, SpareLists, Wall, data,
+};
 
 impl Engine {
     /// Opens every partition, recovers, and starts the writers. Blocks until all are ready.
@@ -25,8 +30,44 @@ impl Engine {
         let stores = (0..data.partitions()).zip(&inboxes);
         let stores = stores.map(|(number, inbox)| open_store(&data, number, inbox));
         let stores: Vec<_> = stores.collect::<Result<_, _>>()?;
-        Opened::own(data, inboxes, stores, options, on_beat)?.start()
+        Opened::own(data, inboxes, stores, options, Wall::Machine, on_beat)?.start()
     }
+
+    /// Claims every partition in a database, in the order of their numbers, at the epochs that were
+    /// seen, recovers, and starts the writers. Of two nodes that try at once, the one that has the
+    /// first partition goes on; whoever fails releases what it got. Blocks until all are ready.
+    pub fn open_shared(
+        data: Data,
+        place: &Place<'_>,
+        options: Options,
+        wall: Wall,
+        on_beat: OnBeat,
+    ) -> Result<Self, Error> {
+        let inboxes = inboxes(&data);
+        let stores = (0..data.partitions()).zip(&inboxes).map(|(number, inbox)| {
+            let inbox = Arc::clone(inbox);
+            let seen = place.epochs.get(usize::from(number)).copied();
+            let cache = data::partition_path(place.cache, number);
+            let options =
+                hapax_postgres::Options { seen, ..hapax_postgres::Options::new(place.node, cache) };
+            let wake = Arc::new(move || inbox.wake());
+            let store = PostgresStore::open(place.database, number, options, wake);
+            AnyStore::Postgres(Box::new(store))
+        });
+        let stores = stores.collect();
+        Opened::own(data, inboxes, stores, options, wall, on_beat)?.start()
+    }
+}
+
+/// Where the partitions of a cluster are, and who claims them.
+#[derive(Debug)]
+pub struct Place<'a> {
+    pub database: &'a Database,
+    pub node: Uuid,
+    /// The epoch of each partition that the claim was judged by.
+    pub epochs: &'a [Epoch],
+    /// A directory of this process alone.
+    pub cache: &'a Path,
 }
 
 /// Partitions that have an owner, and no writer yet.
@@ -43,15 +84,13 @@ impl Opened {
         inboxes: Vec<Arc<Inbox>>,
         stores: Vec<AnyStore>,
         options: Options,
+        wall: Wall,
         on_beat: OnBeat,
     ) -> Result<Self, Error> {
         let count = inboxes.len();
-        let memory_bytes = options.memory_bytes / count.max(1);
-        let partitions = (0..data.partitions()).zip(stores);
-        let partitions = partitions.map(|(number, store)| own(&data, number, store, memory_bytes));
-        let mut partitions: Vec<_> = partitions.collect::<Result<_, _>>()?;
+        let mut partitions = own_all(&data, stores, options.memory_bytes / count.max(1))?;
         data.complete()?;
-        wait_for_the_wall_clock(&partitions);
+        wait_for_the_wall_clock(&partitions, &wall);
         // Before the writers start, which may have something due at once.
         let known: Vec<_> =
             partitions.iter().map(|partition| Known::of(partition.machine())).collect();
@@ -67,6 +106,8 @@ impl Opened {
             on_beat,
             clocks_ahead: (0..count).map(|_| AtomicI64::new(0)).collect(),
             failed: watch::Sender::new(None),
+            is_regressed: AtomicBool::new(false),
+            wall,
             fenced: watch::Sender::new(Vec::new()),
             draining: watch::Sender::new(false),
             sources: partitions.iter().filter_map(|it| it.store().source()).collect(),
@@ -130,6 +171,33 @@ fn warn_of_a_small_disk(data: &Data) {
     }
 }
 
+fn own_all(
+    data: &Data,
+    stores: Vec<AnyStore>,
+    memory_bytes: usize,
+) -> Result<Vec<Partition<AnyStore>>, Error> {
+    let mut owned = Vec::with_capacity(stores.len());
+    for (number, store) in (0..data.partitions()).zip(stores) {
+        match own(data, number, store, memory_bytes) {
+            Ok(partition) => owned.push(partition),
+            Err(error) => {
+                owned.into_iter().for_each(release);
+                return Err(error);
+            }
+        }
+    }
+    Ok(owned)
+}
+
+/// Gives up a partition in a database, which another node would wait for otherwise.
+fn release(mut partition: Partition<AnyStore>) {
+    if matches!(partition.store_mut(), AnyStore::Postgres(_))
+        && let Err(error) = partition.close()
+    {
+        tracing::warn!(%error, "a partition was not released");
+    }
+}
+
 fn own(
     data: &Data,
     number: u16,
@@ -154,9 +222,10 @@ fn own(
 /// Waits until the wall clock has reached the times that partitions may have returned before a
 /// crash, at most a second: otherwise their time would get further ahead of the wall clock with
 /// every start.
-fn wait_for_the_wall_clock(partitions: &[Partition<AnyStore>]) {
+fn wait_for_the_wall_clock(partitions: &[Partition<AnyStore>], wall: &Wall) {
     let starts = partitions.iter().map(Partition::now);
-    let wait = starts.map(|start| Clock::wait_ms(start, crate::time::now())).max().unwrap_or(0);
+    let wait =
+        starts.map(|start| Clock::wait_ms(start, wall.now(Instant::now()))).max().unwrap_or(0);
     std::thread::sleep(Duration::from_millis(wait));
 }
 

@@ -360,6 +360,9 @@ impl Engine {
     /// Copies everything to a directory that is empty or does not exist, while the broker runs.
     /// Calls `progress(bytes done, bytes in total)`. Blocks.
     pub fn backup(&self, target: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+        if self.shared.sources.is_empty() {
+            return Err(Error::InDatabase);
+        }
         Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let moments = self.capture()?;

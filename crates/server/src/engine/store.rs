@@ -3,6 +3,7 @@
 //! An enum and not a trait object: its calls are per batch, and what only one store has (a copy of
 //! its directory, a sync on the writer's thread) is asked of that one.
 
+use hapax_postgres::PostgresStore;
 use hapax_store::disk::{self, DiskStore};
 #[cfg(test)]
 use hapax_store::memory::MemoryStore;
@@ -14,6 +15,7 @@ use hapax_store::{
 #[derive(Debug)]
 pub enum AnyStore {
     Disk(DiskStore),
+    Postgres(Box<PostgresStore>),
     #[cfg(test)]
     Memory(MemoryStore),
 }
@@ -23,6 +25,7 @@ macro_rules! of_any {
     ($any:ident, $store:ident => $call:expr) => {
         match $any {
             AnyStore::Disk($store) => $call,
+            AnyStore::Postgres($store) => $call,
             #[cfg(test)]
             AnyStore::Memory($store) => $call,
         }
@@ -34,6 +37,8 @@ impl AnyStore {
     pub(super) fn hold(&mut self) {
         match self {
             Self::Disk(store) => store.hold(),
+            // It gathers by itself what comes while a statement is under way.
+            Self::Postgres(_) => {}
             #[cfg(test)]
             Self::Memory(_) => {}
         }
@@ -44,6 +49,7 @@ impl AnyStore {
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         match self {
             Self::Disk(store) => store.flush(),
+            Self::Postgres(_) => Ok(()),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }
@@ -62,6 +68,7 @@ impl AnyStore {
     pub(super) fn source(&self) -> Option<disk::Source> {
         match self {
             Self::Disk(store) => Some(store.source()),
+            Self::Postgres(_) => None,
             #[cfg(test)]
             Self::Memory(_) => None,
         }

@@ -12,6 +12,7 @@
 //! Invariant: a waiter is either waiting or in a batch in flight, never both, and the effects of a
 //! batch are applied after its outcomes, so that no waiter misses them.
 
+mod end;
 #[cfg(test)]
 mod tests;
 
@@ -25,9 +26,11 @@ use hapax_partition::wait::{Served, Waiter, Waiters};
 use hapax_partition::{Answered, Clock, Commands, Partition, Ticket};
 use hapax_store::{Sequence, Store, journal};
 
+use end::End;
+
 use super::inbox::{Ask, Inbox, Reply, Seen};
 use super::shares::{Shares, Weighed};
-use super::{AnyStore, Beat, Shared, Stopped};
+use super::{AnyStore, Beat, Shared, Stopped, Wall};
 
 /// Keeps a wrong deadline from causing a busy loop.
 const SLEEP_MIN: Duration = Duration::from_micros(200);
@@ -52,8 +55,9 @@ pub(super) struct Now {
 }
 
 impl Now {
-    pub(super) fn read() -> Self {
-        Self { monotonic: Instant::now(), wall: crate::time::now() }
+    pub(super) fn read(wall: &Wall) -> Self {
+        let monotonic = Instant::now();
+        Self { monotonic, wall: wall.now(monotonic) }
     }
 }
 
@@ -66,14 +70,6 @@ pub(super) enum Rest {
     Sleep { takes: bool, longest: Duration },
     /// It was told to stop, and everything is written.
     End,
-}
-
-/// Why a writer ended.
-enum End {
-    Stopped,
-    /// Another owner has the partition. The broker goes on with the others.
-    Fenced(String),
-    Failed(String),
 }
 
 pub(super) struct Writer {
@@ -193,7 +189,7 @@ impl Writer {
 
     fn work(&mut self) -> Result<(), hapax_partition::Error> {
         loop {
-            match self.turn(Now::read())? {
+            match self.turn(Now::read(&self.shared.wall))? {
                 Rest::None => {}
                 Rest::Sleep { takes, longest } => self.inbox.sleep(takes, longest),
                 Rest::End => return Ok(()),
@@ -469,6 +465,7 @@ impl Writer {
         }
         self.alarmed = alarm.is_some();
         self.shared.clock_ahead(self.number, alarm.unwrap_or(0));
+        self.shared.wall.tell(now);
         now
     }
 
@@ -516,39 +513,6 @@ impl Writer {
         self.partition.checkpoint()?;
         self.finishing = Some((since, cuts + 1));
         Ok(Rest::None)
-    }
-}
-
-impl End {
-    fn of(error: &hapax_partition::Error) -> Self {
-        match error {
-            hapax_partition::Error::Store(hapax_store::Error::Fenced { .. }) => {
-                Self::Fenced(error.to_string())
-            }
-            _ => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-impl Shared {
-    /// Takes note that a writer ended, and returns what is answered from here on.
-    fn writer_ended(&self, partition: usize, end: End) -> Stopped {
-        let why = |error: &str| Stopped(format!("partition {partition}: {error}").into());
-        match end {
-            End::Stopped => Stopped("the broker is stopping".into()),
-            End::Fenced(error) => {
-                tracing::warn!(partition, error, "the partition has another owner");
-                let why = why(&error);
-                self.fenced.send_modify(|fenced| fenced.push((partition, why.clone())));
-                why
-            }
-            End::Failed(error) => {
-                tracing::error!(partition, error, "the partition has stopped");
-                let why = why(&error);
-                self.failed.send_replace(Some(why.clone()));
-                why
-            }
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod broker;
 mod claims;
 mod hostile;
 mod send;
+mod standby;
 mod stopping;
 mod tokens;
 mod unary;

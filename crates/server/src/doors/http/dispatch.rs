@@ -35,7 +35,7 @@ pub(super) struct RequestId {
 
 impl RequestId {
     /// The caller's own if it is valid.
-    fn of(headers: &HeaderMap) -> Self {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
         let sane = |value: &&HeaderValue| {
             let bytes = value.as_bytes();
             let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);

@@ -6,9 +6,11 @@ use axum::response::{IntoResponse, Response};
 use hapax_core::InFlight;
 use hapax_wire::{self as wire, Code};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
+use super::dispatch::{REQUEST_ID, RequestId};
 use crate::doors::shape;
+use crate::doors::standby::Reason;
 use crate::problem::Problem;
 
 /// Why a request is refused.
@@ -21,12 +23,14 @@ struct Inner {
     problem: Problem,
     /// For a claim: the state of the key.
     in_flight: Option<InFlight>,
+    /// From a node that does not serve: the address of the one that does.
+    serving: Option<String>,
 }
 
 impl Failure {
     /// A refusal with a more specific status than that of its code.
     pub(super) fn with_status(status: StatusCode, problem: Problem) -> Self {
-        Self(Box::new(Inner { status, problem, in_flight: None }))
+        Self(Box::new(Inner { status, problem, in_flight: None, serving: None }))
     }
 
     pub(super) fn invalid(detail: impl Into<String>) -> Self {
@@ -51,9 +55,10 @@ impl Failure {
 
     /// The whole answer.
     pub(super) fn document(&self, request_id: &str) -> Response {
-        let Inner { status, problem, in_flight } = &*self.0;
+        let Inner { status, problem, in_flight, serving } = &*self.0;
         let shaped = shape::problem(problem);
         let mut document = wire::Document::new(problem.code, status.as_u16(), &shaped, request_id);
+        document.serving = serving.as_deref();
         if let Some(it) = in_flight {
             document.id = Some(wire::Id(it.id.0));
             document.accepted_at = Some(wire::Timestamp(it.accepted_at.0));
@@ -93,6 +98,25 @@ impl IntoResponse for Failure {
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// The answer of a node that does not serve.
+pub(in crate::doors) fn refused_by_a_standby(reason: &Reason, headers: &HeaderMap) -> Response {
+    let mut failure = Failure::from(reason.problem());
+    failure.0.serving.clone_from(&reason.serving);
+    whole(&failure, headers)
+}
+
+/// The answer to a request that no handler answers.
+pub(in crate::doors) fn refused(problem: Problem, headers: &HeaderMap) -> Response {
+    whole(&problem.into(), headers)
+}
+
+fn whole(failure: &Failure, headers: &HeaderMap) -> Response {
+    let id = RequestId::of(headers);
+    let mut response = failure.document(id.as_str());
+    response.headers_mut().insert(REQUEST_ID, id.text);
+    response
 }
 
 /// Keeps the `Allow` header of the router's answer, which is replaced.

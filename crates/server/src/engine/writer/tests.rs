@@ -27,7 +27,8 @@ fn opened(path: &std::path::Path, partitions: u16, faults: Faults) -> (Opened, V
     stores.iter().for_each(|store| store.set_faults(faults));
     let owned = stores.iter().map(|store| AnyStore::Memory(store.another())).collect();
     let options = Options { partitions, memory_bytes: 64 * 1_024 * 1_024 };
-    let opened = Opened::own(data, inboxes, owned, options, Box::new(|_, _| {})).unwrap();
+    let opened =
+        Opened::own(data, inboxes, owned, options, Wall::Machine, Box::new(|_, _| {})).unwrap();
     (opened, stores)
 }
 
@@ -55,7 +56,7 @@ fn a_writer_is_stepped_without_a_thread_and_without_a_clock() {
     let (opened, stores) = opened(directory.path(), 1, held);
     let shared = Arc::clone(&opened.shared);
     let partition = opened.partitions.into_iter().next().unwrap();
-    let start = Now::read();
+    let start = Now::read(&Wall::Machine);
     let at = |ms: u64| Now {
         monotonic: start.monotonic + Duration::from_millis(ms),
         wall: start.wall.plus(ms),
@@ -120,11 +121,12 @@ fn everybody_who_waits_for_a_partition_with_another_owner_is_refused_and_may_ret
     let shared = Arc::clone(&opened.shared);
     let partition = opened.partitions.into_iter().next().unwrap();
     let inbox = Arc::clone(&shared.inboxes[0]);
-    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+    let mut writer =
+        Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
     let configured = ask(&shared, configure());
     let waiting = wait(&shared);
     while configured.try_recv().is_err() || writer.partition.is_waiting() {
-        writer.turn(Now::read()).unwrap();
+        writer.turn(Now::read(&Wall::Machine)).unwrap();
         stores[0].settle().unwrap();
     }
     assert!(waiting.try_recv().is_err(), "there is no message");
@@ -132,7 +134,7 @@ fn everybody_who_waits_for_a_partition_with_another_owner_is_refused_and_may_ret
     // Decided and not confirmed, decided and not durable, not even taken.
     let looked = ask(&shared, Command::Show(queue()));
     let changed = ask(&shared, Command::Delete(queue()));
-    writer.turn(Now::read()).unwrap();
+    writer.turn(Now::read(&Wall::Machine)).unwrap();
     stores[0].another().claim().unwrap();
     stores[0].settle().unwrap();
     let late = ask(&shared, Command::Show(queue()));

@@ -1,0 +1,156 @@
+//! `hapax cluster`: the nodes of a broker whose data is in a database.
+
+use clap::{Args, Subcommand};
+use hapax_server::cluster;
+use hapax_server::options::StoreUrl;
+use serde_json::json;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::screen::{Output, Table};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the nodes, whether they beat, and who owns the partitions. Takes 1.5 s, in which they
+    /// are watched.
+    #[command(after_help = "Examples:
+  HAPAX_STORE=postgres://hapax@db/queues hapax cluster status")]
+    Status(Status),
+    /// Go on with what the database has, after it was set back and the nodes halted. Stop all
+    /// nodes first. What was acknowledged and is no longer in the database is lost for good.
+    #[command(after_help = "Examples:
+  HAPAX_STORE=postgres://hapax@db/queues hapax cluster accept-loss
+  HAPAX_STORE=postgres://hapax@db/queues hapax cluster accept-loss --yes")]
+    AcceptLoss(AcceptLoss),
+}
+
+#[derive(Args)]
+pub(crate) struct Store {
+    /// The database of the broker, as its nodes have it. Prefer the variable: other users of this
+    /// machine can read arguments.
+    #[arg(long = "store", env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    url: String,
+}
+
+/// The URL may have a password: nothing that prints a command may print it.
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Store")
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    store: Store,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AcceptLoss {
+    /// Make the change. Without it, only report where the partitions end.
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    store: Store,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Store {
+    fn checked(&self) -> Result<StoreUrl, Failure> {
+        let url = StoreUrl::new(&self.url);
+        url.check().map_err(|error| Failure::usage(format!("--store: {error}")))?;
+        Ok(url)
+    }
+}
+
+pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Status(arguments) => status(arguments),
+        Command::AcceptLoss(arguments) => accept_loss(arguments),
+    }
+}
+
+fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
+    let status = cluster::status(&store.checked()?).map_err(refused)?;
+    let screen = output.screen();
+    let name_of = |id| {
+        let node = status.nodes.iter().find(|(node, _)| Some(node.id) == id);
+        node.map(|(node, _)| node.name.clone())
+    };
+    if screen.is_json() {
+        let nodes = status.nodes.iter().map(|(node, beats)| {
+            let state = node.state.map(|state| format!("{state:?}").to_lowercase());
+            json!({
+                "id": node.id.to_string(), "name": node.name, "address": node.address,
+                "release": node.release, "state": state, "beats": beats,
+            })
+        });
+        let nodes: Vec<_> = nodes.collect();
+        let partitions = status.partitions.iter().map(|it| {
+            json!({ "partition": it.partition, "epoch": it.epoch, "owner": name_of(it.owner) })
+        });
+        let partitions: Vec<_> = partitions.collect();
+        let shape = json!({
+            "database": status.database, "nodes": nodes, "partitions": partitions,
+        });
+        screen.json(&shape)?;
+        return Ok(Exit::Ok);
+    }
+    screen.line(format_args!("nodes of {}", status.database))?;
+    let mut table = Table::new(&["node", "state", "beats", "address", "release"]);
+    for (node, beats) in &status.nodes {
+        let state = node.state.map(|state| format!("{state:?}").to_lowercase());
+        let state = state.unwrap_or_else(|| "unknown".to_owned());
+        let beats = if *beats { "yes" } else { "no" };
+        table.row([
+            (&node.name).into(),
+            state.into(),
+            beats.into(),
+            (&node.address).into(),
+            (&node.release).into(),
+        ]);
+    }
+    table.print(screen)?;
+    screen.line("")?;
+    let mut table = Table::new(&[">partition", ">epoch", "owner"]);
+    for partition in &status.partitions {
+        let owner = match partition.owner {
+            Some(_) => name_of(partition.owner).unwrap_or_else(|| "a node that is gone".to_owned()),
+            None => "nobody".to_owned(),
+        };
+        table.row([partition.partition.into(), partition.epoch.into(), owner.into()]);
+    }
+    table.print(screen)?;
+    Ok(Exit::Ok)
+}
+
+fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, Failure> {
+    let store = store.checked()?;
+    let status = cluster::status(&store).map_err(refused)?;
+    if let Some((node, _)) = status.nodes.iter().find(|(_, beats)| *beats) {
+        let what = format!("the node {} is running", node.name);
+        return Err(Failure::new(Exit::Failure, what).next("stop all nodes first"));
+    }
+    let screen = output.screen();
+    for end in cluster::ends(&store).map_err(refused)?.ends {
+        let (partition, last) = (end.partition, end.last);
+        screen.line(format_args!("partition {partition} ends at {last}"))?;
+    }
+    if !yes {
+        screen.line(
+            "everything that was acknowledged after that is lost; nothing was changed yet: compare \
+             with what the halted nodes report, and repeat with --yes",
+        )?;
+        return Ok(Exit::Ok);
+    }
+    cluster::accept_loss(&store).map_err(refused)?;
+    screen.line("the loss is accepted: start the nodes again")?;
+    Ok(Exit::Ok)
+}
+
+fn refused(error: hapax_server::Error) -> Failure {
+    Failure::new(Exit::Failure, error.to_string())
+}

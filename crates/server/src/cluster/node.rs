@@ -1,0 +1,382 @@
+//! The task of a node: it carries out what [`State`] decides.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_postgres::{Create, Database, Secret, Seen, Uuid};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::beats::{Beats, Report};
+use super::clock::{SharedClock, boottime};
+use super::open::{Ground, Lost, Serving};
+use super::state::{Act, Doing, Loss, State};
+use crate::auth::Tokens;
+use crate::broker::{self, Error};
+use crate::doors::standby::{self, Reason, Standby};
+use crate::doors::{self, Doors};
+use crate::engine::Data;
+use crate::listen::{Limits, Listener};
+use crate::log;
+use crate::metrics::Metrics;
+use crate::options::{Options, StoreUrl};
+
+/// How often it is checked whether heartbeats stay away.
+const TICK: Duration = Duration::from_millis(250);
+/// The highest level of features that this release knows.
+const FEATURE: i32 = 1;
+
+/// One of the nodes of a broker whose store is a database. It has joined, and serves nobody yet.
+#[derive(Debug)]
+pub struct Node {
+    ground: Ground,
+    listener: Listener,
+    limits: Limits,
+    tokens: Option<Arc<Tokens>>,
+    beats: Beats,
+    id: Uuid,
+}
+
+impl Node {
+    /// Opens the port, checks the database, creates the broker in it if it is empty, and joins.
+    pub async fn start(
+        options: &Options,
+        store: &StoreUrl,
+        log: Option<log::Handle>,
+    ) -> Result<Self, Error> {
+        broker::refuse_reach(options)?;
+        let listener = Listener::bind(options.listen, broker::tls(options)?).await?;
+        Data::refuse_data(&options.data)?;
+        let (auth, tokens) = broker::auth(options, &options.data)?;
+        let metrics = Metrics::default();
+        metrics.watch_port(listener.stats());
+        let cache = options.cache_dir.clone().unwrap_or_else(|| options.data.join("cache"));
+        let scheme = if listener.is_encrypted() { "https" } else { "http" };
+        let address = advertised(options, scheme, listener.local_addr());
+        let name = options.node_name.clone().unwrap_or_else(machine);
+        let (settings, partitions) = (store.settings()?, options.partitions);
+        let directory = cache.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            let database = Database::connect(settings, Some(&creation(partitions)?))?;
+            hapax_store::create_private_directory(&directory)
+                .map_err(|error| io("create", &directory, error))?;
+            let clock = Arc::new(SharedClock::start());
+            let node = hapax_postgres::Node {
+                name,
+                address,
+                release: env!("CARGO_PKG_VERSION").to_owned(),
+                feature: FEATURE,
+            };
+            let (beats, id) = Beats::start(&database, node, Arc::clone(&clock))?;
+            Ok::<_, Error>((database, clock, beats, id))
+        });
+        let (database, clock, beats, id) = joined.await??;
+        let limits = broker::limits(options, usize::from(database.shared().partitions));
+        let options = Arc::new(options.clone());
+        let ground = Ground { options, database, cache, clock, auth, metrics, log };
+        Ok(Self { ground, listener, limits, tokens, beats, id })
+    }
+
+    /// The address it listens on, with the chosen port if it was 0.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.listener.is_encrypted()
+    }
+
+    /// Takes part until `shutdown` is ready, and leaves in order: what it serves is released, so
+    /// that another node takes over at once.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let standby = Standby::new(Reason { why: "this node is starting".into(), serving: None });
+        let doors = Doors::new(standby::routes(&standby));
+        let (stop_port, port_stopped) = oneshot::channel::<()>();
+        let port = self.listener.run(doors.clone(), self.limits, async {
+            drop(port_stopped.await);
+        });
+        let port = tokio::spawn(port);
+        let following = self.tokens.map(|tokens| tokio::spawn(tokens.follow()));
+        broker::tell_manager(&[sd_notify::NotifyState::Ready]);
+        let mut run = Run {
+            state: State::new(self.id),
+            id: self.id,
+            ground: self.ground,
+            beats: self.beats,
+            standby,
+            doors,
+            seen: Seen::default(),
+            serving: None,
+            opening: None,
+            closing: None,
+            trouble: None,
+        };
+        let mut shutdown = pin!(shutdown);
+        while run.step(&mut shutdown).await {}
+        broker::tell_manager(&[sd_notify::NotifyState::Stopping]);
+        tracing::info!("stopping: requests in progress are finished, the partitions are released");
+        run.drain();
+        drop(stop_port);
+        port.await?;
+        if let Some(following) = following {
+            following.abort();
+        }
+        run.leave().await
+    }
+}
+
+/// What a node that takes part has.
+struct Run {
+    state: State,
+    id: Uuid,
+    ground: Ground,
+    beats: Beats,
+    standby: Standby,
+    doors: Doors,
+    /// What was read last.
+    seen: Seen,
+    serving: Option<Serving>,
+    opening: Option<JoinHandle<Result<Serving, Lost>>>,
+    closing: Option<(JoinHandle<()>, Loss)>,
+    /// Why it does not serve, if that is not simply because another node does.
+    trouble: Option<String>,
+}
+
+/// What happened.
+enum Event {
+    Report(Report),
+    Opened(Result<Serving, Lost>),
+    Ended(Lost),
+    Closed(Loss),
+    Tick,
+    Shutdown,
+}
+
+impl Run {
+    /// Waits for one event and does what follows from it. Returns whether there will be another.
+    async fn step(&mut self, shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+        let event = tokio::select! {
+            () = shutdown => Event::Shutdown,
+            report = self.beats.next() => Event::Report(report),
+            opened = joined(&mut self.opening) => Event::Opened(opened),
+            ended = ended(self.serving.as_ref()) => Event::Ended(ended),
+            loss = closed(&mut self.closing) => Event::Closed(loss),
+            () = tokio::time::sleep(TICK) => Event::Tick,
+        };
+        let now = boottime();
+        let acts = match event {
+            Event::Shutdown => return false,
+            Event::Report(report) => self.heard(now, report),
+            Event::Opened(opened) => self.opened(now, opened),
+            Event::Ended((loss, why)) => self.lost(now, loss, why),
+            Event::Closed(loss) => {
+                self.state.closed(loss);
+                Vec::new()
+            }
+            Event::Tick => self.state.tick(now),
+        };
+        acts.into_iter().for_each(|act| self.act(act));
+        self.beats.set_state(self.state.node_state());
+        self.explain(now);
+        true
+    }
+
+    fn heard(&mut self, now: Duration, report: Report) -> Vec<Act> {
+        match report {
+            Report::Registered(id) => {
+                self.id = id;
+                self.state.renamed(id);
+                Vec::new()
+            }
+            Report::Beaten { begun, heartbeat, seen } => {
+                self.ground.clock.read(&heartbeat, Instant::now());
+                let acts = self.state.beaten(begun, now, &seen);
+                self.seen = seen;
+                acts
+            }
+            Report::Missed(why) => {
+                tracing::warn!(%why, "a heartbeat failed");
+                self.state.missed(now)
+            }
+        }
+    }
+
+    fn opened(&mut self, now: Duration, opened: Result<Serving, Lost>) -> Vec<Act> {
+        match opened {
+            Ok(serving) => {
+                self.trouble = None;
+                self.doors.exchange(doors::routes(&serving.service), None);
+                self.serving = Some(serving);
+                self.state.opened(now, Ok(()))
+            }
+            Err((loss, why)) => {
+                if loss == Loss::Outrun {
+                    tracing::info!(why, "the partitions were not opened");
+                } else {
+                    tracing::error!(why, "the partitions cannot be opened");
+                    self.trouble = Some(why);
+                }
+                self.state.opened(now, Err(loss))
+            }
+        }
+    }
+
+    fn lost(&mut self, now: Duration, loss: Loss, why: String) -> Vec<Act> {
+        match loss {
+            Loss::Fenced => tracing::warn!(why, "another node took over from this one"),
+            _ => tracing::error!(why, "the partitions have stopped"),
+        }
+        self.trouble = Some(why).filter(|_| loss != Loss::Fenced);
+        self.state.lost(now, loss)
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Open { epochs } => {
+                tracing::info!(?epochs, "nobody serves: this node claims the partitions");
+                self.opening = Some(tokio::spawn(self.ground.clone().open(self.id, epochs)));
+            }
+            Act::Close(loss) => {
+                if let Some(serving) = self.serving.take() {
+                    // An idle owner has to learn that it was replaced.
+                    self.ground.database.check_owners();
+                    self.stand_by("another node took over from this one");
+                    self.closing = Some((tokio::spawn(serving.close()), loss));
+                }
+            }
+            Act::Suspend => {
+                tracing::error!("cut off from the database: nothing is answered until it is back");
+                self.stand_by("this node is cut off from the database");
+            }
+            Act::Resume => {
+                tracing::info!("the database answers again: this node serves on");
+                if let Some(serving) = &self.serving {
+                    self.ground.database.check_owners();
+                    self.doors.exchange(doors::routes(&serving.service), None);
+                }
+            }
+            Act::Forget(id, heartbeat) => self.beats.forget(id, heartbeat),
+        }
+    }
+
+    /// Exchanges the doors for those of a node that does not serve. What is open is answered.
+    fn stand_by(&self, why: &str) {
+        self.standby.set(Reason { why: why.to_owned(), serving: None });
+        self.doors.exchange(standby::routes(&self.standby), Some(why));
+    }
+
+    /// Keeps what is answered by a node that does not serve.
+    fn explain(&self, now: Duration) {
+        let serving = self.state.serving(now, &self.seen).filter(|node| node.id != self.id);
+        let serving = serving.map(|node| node.address.clone());
+        let why = match (self.state.doing(), &self.trouble) {
+            (Doing::Halted, Some(why)) => format!("this node is halted: {why}"),
+            (Doing::Halted, None) => "this node is halted: see its log".to_owned(),
+            (Doing::Opening, _) => "this node is taking over".to_owned(),
+            (Doing::Serving { is_cut_off: true }, _) => {
+                "this node is cut off from the database".to_owned()
+            }
+            (Doing::Serving { is_cut_off: false }, _) => "this node serves".to_owned(),
+            (Doing::Standby | Doing::Closing, Some(why)) => {
+                format!("this node is a standby after a failure: {why}")
+            }
+            (Doing::Standby | Doing::Closing, None) => "this node is a standby".to_owned(),
+        };
+        let reason = Reason { why, serving };
+        if *self.standby.reason() != reason {
+            self.standby.set(reason);
+        }
+    }
+
+    /// Grants no more leases: what is in progress may finish.
+    fn drain(&self) {
+        if let Some(serving) = &self.serving {
+            serving.service.engine().drain();
+        }
+        self.beats.set_state(hapax_postgres::NodeState::Draining);
+    }
+
+    async fn leave(mut self) -> Result<(), Error> {
+        self.state.stop();
+        if let Some(opening) = self.opening.take()
+            && let Ok(Ok(serving)) = opening.await
+        {
+            self.serving = Some(serving);
+        }
+        if let Some(serving) = self.serving.take() {
+            serving.close().await;
+        }
+        if let Some((closing, _)) = self.closing.take() {
+            closing.await?;
+        }
+        tokio::task::spawn_blocking(move || self.beats.leave()).await?;
+        match (self.state.doing(), self.trouble) {
+            (Doing::Halted, Some(why)) => Err(Error::Halted(why)),
+            _ => {
+                tracing::info!("stopped; everything is in the database");
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn joined(opening: &mut Option<JoinHandle<Result<Serving, Lost>>>) -> Result<Serving, Lost> {
+    let Some(task) = opening else { return pending().await };
+    let opened = task.await;
+    *opening = None;
+    opened.unwrap_or_else(|error| Err((Loss::Failed, format!("a task failed: {error}"))))
+}
+
+async fn ended(serving: Option<&Serving>) -> Lost {
+    match serving {
+        Some(serving) => serving.ended().await,
+        None => pending().await,
+    }
+}
+
+async fn closed(closing: &mut Option<(JoinHandle<()>, Loss)>) -> Loss {
+    let Some((task, loss)) = closing else { return pending().await };
+    let loss = *loss;
+    if let Err(error) = task.await {
+        tracing::error!(%error, "the partitions were not closed in order");
+    }
+    *closing = None;
+    loss
+}
+
+/// What a new broker gets.
+fn creation(partitions: u16) -> Result<Create, Error> {
+    let secret = || {
+        let mut secret = [0; 32];
+        let filled = getrandom::fill(&mut secret).map_err(std::io::Error::other);
+        filled.map_err(|error| io("make a secret for", Path::new("the database"), error))?;
+        Ok::<_, Error>(Secret(secret))
+    };
+    let (fingerprints, leases, links) = (Some(secret()?), secret()?, secret()?);
+    Ok(Create { partitions, fingerprints, leases, links })
+}
+
+fn io(doing: &'static str, path: &Path, error: std::io::Error) -> Error {
+    Error::Data(crate::engine::Error::Io { doing, path: path.to_owned(), error })
+}
+
+/// Where others reach this node.
+fn advertised(options: &Options, scheme: &str, listen: SocketAddr) -> String {
+    match &options.advertise {
+        Some(address) if address.contains("://") => address.clone(),
+        Some(address) => format!("{scheme}://{address}"),
+        None if listen.ip().is_unspecified() => {
+            format!("{scheme}://{}:{}", machine(), listen.port())
+        }
+        None => format!("{scheme}://{listen}"),
+    }
+}
+
+/// The name of this machine.
+fn machine() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
