@@ -3,7 +3,7 @@
 //! A partition's batches are rows of `hapax.journal`, its runs pieces of 1 MiB in `hapax.chunk`,
 //! its manifest a row of `hapax.manifest`; a directory on the local disk caches runs. Who owns a
 //! partition is decided by one row of `hapax.partition`, which every append locks and checks. No
-//! clock decides anything: see docs/decisions/0022-the-store-in-postgresql.md.
+//! clock decides anything: see docs/decisions/0023-the-store-in-postgresql.md.
 //!
 //! Everything here blocks, or returns at once and wakes: connections live on a thread of this
 //! crate's own. Call what blocks from a thread that may.
