@@ -24,8 +24,8 @@ pub enum Refused {
     )]
     ReadOnly { database: String },
     #[error(
-        "{database} would lose what was acknowledged: {setting} is {value}. Set {setting} = {remedy} \
-         and start again"
+        "{database} would lose what was acknowledged: {setting} is {value}. Set {setting} = \
+         {remedy} and start again"
     )]
     Unsafe { database: String, setting: &'static str, value: String, remedy: &'static str },
     #[error("{database} lets {user} not do what is needed: {why}. As its owner: {remedy}")]

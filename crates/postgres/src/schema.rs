@@ -285,7 +285,8 @@ fn rows(create: &Create, cluster: Uuid, lineage: Uuid) -> String {
     let fingerprints = create.fingerprints.as_ref().map_or("null".to_owned(), bytes);
     let mut text = format!(
         "insert into hapax.cluster (format, feature, id, lineage, partitions, fingerprints, leases,
-           links) values ({FORMAT}, {FEATURE}, '{cluster}', '{lineage}', {}, {fingerprints}, {}, {});",
+           links)
+         values ({FORMAT}, {FEATURE}, '{cluster}', '{lineage}', {}, {fingerprints}, {}, {});",
         create.partitions,
         bytes(&create.leases),
         bytes(&create.links)

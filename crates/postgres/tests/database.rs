@@ -6,7 +6,7 @@ mod support;
 use std::sync::{Arc, Barrier};
 
 use hapax_postgres::call::{Answer, Backend, Batch, Call, Owner, Part, Position, chain};
-use hapax_postgres::{Uuid, conformance};
+use hapax_postgres::{Members, Node, NodeState, Options, PostgresStore, Uuid, conformance};
 
 #[test]
 fn the_database_keeps_what_the_statements_promise() {
@@ -86,4 +86,51 @@ fn what_a_claim_sees_is_what_was_appended() {
         owner = new;
     }
     assert!(wins[0] + wins[1] == 120, "{wins:?}");
+}
+
+#[test]
+fn nodes_see_each_other_and_forget_those_that_are_gone() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = support::connect(&url, 2);
+    let within = hapax_testing::PATIENCE;
+    let register = |name: &str| {
+        let (name, address, release) = (name.to_owned(), "a:1".to_owned(), "0".to_owned());
+        let node = Node { name, address, release, feature: 1 };
+        Members::register(&database, &node, within).unwrap()
+    };
+    let (one, other) = (register("one"), register("other"));
+    let beat = one.heartbeat(NodeState::Serving, 5, within).unwrap().unwrap();
+    assert_eq!((beat.count, beat.lineage), (1, database.shared().lineage));
+    let seen = other.read(within).unwrap();
+    assert_eq!(seen.partitions.len(), 2);
+    let names: Vec<_> = seen.nodes.iter().map(|node| (&*node.name, node.heartbeat)).collect();
+    assert_eq!(names, [("one", 1), ("other", 0)]);
+    assert!(!other.delete(one.id(), 0, within).unwrap(), "its heartbeat changed");
+    assert!(other.delete(one.id(), 1, within).unwrap());
+    assert!(one.heartbeat(NodeState::Serving, 5, within).unwrap().is_none(), "its row is gone");
+    other.leave(within).unwrap();
+    let third = register("third");
+    assert_eq!(third.read(within).unwrap().nodes.len(), 1);
+}
+
+#[test]
+fn what_others_left_over_is_removed_by_the_next_owner_and_by_nobody_else() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (owner, claim) = support::claimed(&database, 0, cache.path());
+    // A run that the living owner is writing.
+    let run = (u64::from(claim.epoch) << 40) | 5;
+    server.sql(&name, &format!("insert into hapax.chunk values (0, {run}, 0, 'piece')"));
+    let left = || server.sql(&name, "select count(*) from hapax.chunk").trim().to_owned();
+    let mut options = Options::new(support::node(), cache.path().to_owned());
+    options.seen = Some(claim.epoch - 1);
+    let mut late = PostgresStore::open(&database, 0, options, Arc::new(|| {}));
+    assert!(hapax_store::Store::claim(&mut late).is_err());
+    assert_eq!(left(), "1", "who may not claim removes nothing");
+    drop(owner);
+    drop(support::claimed(&database, 0, cache.path()));
+    assert_eq!(left(), "0");
 }

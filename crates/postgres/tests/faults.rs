@@ -215,6 +215,16 @@ fn an_owner_that_was_replaced_is_fenced_beside_one_that_was_not() {
     append(&mut owner, new.epoch, 2);
     until("the batch", || owner.durable().unwrap() == 2);
     assert_eq!(support::batches(&server, &name, 0), expected(2));
+    // One that only asks is refused as well: nothing told it before.
+    let (mut reader, _) = support::claimed(&one, 1, cache.path());
+    let (successor, _) = support::claimed(&other, 1, elsewhere.path());
+    let question = reader.confirm().unwrap();
+    let told = until("the answer", || match reader.confirmed() {
+        Ok(answered) if answered < question => None,
+        told => Some(told),
+    });
+    assert!(matches!(told, Err(Error::Fenced { .. })), "{told:?}");
+    drop(successor);
     // A claim on what was seen before is refused.
     let mut options = hapax_postgres::Options::new(support::node(), cache.path().to_owned());
     options.seen = Some(old.epoch);

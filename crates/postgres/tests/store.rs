@@ -1,5 +1,5 @@
 //! The store on PostgreSQL keeps the contract.
-#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test: what fails here fails it")]
+#![expect(clippy::unwrap_used, reason = "a test: what fails here fails it")]
 
 mod support;
 

@@ -92,13 +92,13 @@ impl Opening {
         volume: Arc<dyn Volume>,
         options: archive::Options,
         log: L,
-    ) -> Result<(Joined<L>, Checkpointer<L>, Merger<L>), Error> {
+    ) -> Result<Stepped<L>, Error> {
         let Self { signals, wake } = self;
         let archive = Archive::open(Arc::clone(&volume), options)?;
         let parts = Parts { volume, archive, log, wake, signals, lock: None, lineage: None };
         let store = Joined::new(parts)?;
         let (checkpointer, merger) = (store.checkpointer(), store.merger());
-        Ok((store, checkpointer, merger))
+        Ok(Stepped { store, checkpointer, merger })
     }
 
     /// The store with its workers on threads that stop with it.
@@ -108,7 +108,7 @@ impl Opening {
         options: archive::Options,
         log: L,
     ) -> Result<Joined<L>, Error> {
-        let (mut store, checkpointer, merger) = self.stepped(volume, options, log)?;
+        let Stepped { mut store, checkpointer, merger } = self.stepped(volume, options, log)?;
         let mut threads = checkpointer.threads();
         threads.start("hapax-checkpoint", move |shared| {
             threads::checkpoint(|| Ok(false), checkpointer, shared)
@@ -117,6 +117,14 @@ impl Opening {
         store.keep(threads);
         Ok(store)
     }
+}
+
+/// A store and its workers, which the caller steps.
+#[derive(Debug)]
+pub struct Stepped<L: Log> {
+    pub store: Joined<L>,
+    pub checkpointer: Checkpointer<L>,
+    pub merger: Merger<L>,
 }
 
 impl fmt::Debug for Opening {

@@ -1,4 +1,5 @@
-//! PostgreSQL servers of a test's own: durable, over TCP, with standbys, to be stopped and promoted.
+//! PostgreSQL servers of a test's own: durable, over TCP, with standbys, to be stopped and
+//! promoted.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -48,7 +49,11 @@ impl PostgresServer {
     pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
         let standby = Self::prepare(self.programs.clone(), settings);
         let from = format!("host=127.0.0.1 port={} user={USER} application_name={name}", self.port);
-        standby.run("pg_basebackup", &["-R", "-X", "stream", "-c", "fast", "-d", &from], &[]);
+        standby.run(
+            "pg_basebackup",
+            &["-R", "-X", "stream", "-c", "fast", "-d", &from],
+            &["--no-sync"],
+        );
         standby.started()
     }
 

@@ -216,3 +216,20 @@ fn large_batches_go_a_few_at_a_time_and_all_get_their_turn() {
     served.sort_unstable();
     assert_eq!(served, [0, 1, 2]);
 }
+
+#[test]
+fn a_question_of_an_owner_that_was_replaced_is_not_answered() {
+    let (mut appender, tickets) = with(1);
+    let question = appender.confirm(tickets[0]);
+    assert_eq!(parts(appender.next_call())[0].batches, []);
+    appender.answered(Ok(Answer::Appended(vec![Appended::default()])));
+    assert!(appender.confirmed(tickets[0]) < question);
+    looks(&mut appender);
+    // Its journal is not the one it knows: that is no answer either.
+    let (mut appender, tickets) = with(1);
+    let question = appender.confirm(tickets[0]);
+    appender.next_call();
+    let elsewhere = Appended { owned: true, ..Appended::default() };
+    appender.answered(Ok(Answer::Appended(vec![elsewhere])));
+    assert!(appender.confirmed(tickets[0]) < question);
+}
