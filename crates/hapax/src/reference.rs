@@ -28,12 +28,13 @@ hapax get orders order-42                          # its state, the reason, its 
 ## Which broker
 
 Commands that talk to a broker connect by gRPC to `--server` (or `HAPAX_SERVER`), by default
-`http://127.0.0.1:4747`. Several nodes of one broker are separated by commas: the one that serves is
-found, and followed when another one takes over. `--token` is the API token, if the broker requires one. Prefer
-`HAPAX_TOKEN`, since other users of the machine can read arguments. For `https` addresses `--ca`
-(`HAPAX_CA`) names the CA certificate that signed the broker's; `--client-cert` and `--client-key`
-(`HAPAX_CLIENT_CERT`, `HAPAX_CLIENT_KEY`) are for brokers with mutual TLS. These options are not
-repeated below. An unknown variable that begins with `HAPAX_` gives a warning.
+`http://127.0.0.1:4747`. Several nodes of one broker are separated by commas: the one that serves
+is found, and followed when another one takes over. `--token` is the API token, if the broker
+requires one. Prefer `HAPAX_TOKEN`, since other users of the machine can read arguments. For
+`https` addresses `--ca` (`HAPAX_CA`) names the CA certificate that signed the broker's;
+`--client-cert` and `--client-key` (`HAPAX_CLIENT_CERT`, `HAPAX_CLIENT_KEY`) are for brokers with
+mutual TLS. These options are not repeated below. An unknown variable that begins with `HAPAX_`
+gives a warning.
 
 `dev`, `serve` and `config show` take a flag for every setting: see [settings.md](settings.md).
 

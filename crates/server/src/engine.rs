@@ -96,8 +96,8 @@ pub enum Error {
     )]
     OnePartition(PathBuf),
     #[error(
-        "{} has the data of a broker on disk, and this broker's store is a database: choose another \
-         --data. Nothing was changed", .0.display()
+        "{} has the data of a broker on disk, and this broker's store is a database: choose \
+         another --data. Nothing was changed", .0.display()
     )]
     OnDisk(PathBuf),
     #[error(

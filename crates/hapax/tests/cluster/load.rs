@@ -119,7 +119,7 @@ impl Load {
 
     /// Ends the load, and checks that every message that was answered is there, once.
     #[track_caller]
-    pub(crate) fn is_whole(self, nodes: &[&BrokerProcess]) {
+    pub(crate) fn ends_whole(self, nodes: &[&BrokerProcess]) {
         self.is_over.store(true, Ordering::SeqCst);
         for thread in self.threads {
             thread.join().unwrap();

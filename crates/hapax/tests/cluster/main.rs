@@ -1,5 +1,5 @@
 //! Several nodes on one PostgreSQL, as processes: killed, paused, stopped, cut off.
-#![expect(clippy::unwrap_used, reason = "a test stops at surprises")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
 
 #[macro_use]
 extern crate hapax_testing;

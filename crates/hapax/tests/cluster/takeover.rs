@@ -43,7 +43,7 @@ fn a_killed_node_is_replaced_and_nothing_is_lost() {
     // It comes back as a spare.
     let first = first.setup.start();
     names(&first, &second);
-    load.is_whole(&[&first, &second]);
+    load.ends_whole(&[&first, &second]);
     first.has_not_panicked();
     second.has_not_panicked();
 }
@@ -62,7 +62,7 @@ fn a_stopped_node_hands_over() {
     load.goes_on(20);
     let first = first.start();
     names(&first, &second);
-    load.is_whole(&[&first, &second]);
+    load.ends_whole(&[&first, &second]);
     second.stop();
     serves(&first);
     first.stop();
@@ -98,7 +98,7 @@ fn a_paused_node_is_replaced_and_what_it_says_late_is_refused() {
     let known = second.connection().ask(&Request::send("orders", "known", "lemons"));
     assert!(known.status == 200, "{}", known.text());
     drop(second.connection().ask(&Request::new("POST", "/v1/queues/orders/keys/known/discard")));
-    load.is_whole(&[&first, &second]);
+    load.ends_whole(&[&first, &second]);
     first.has_not_panicked();
 }
 
@@ -117,7 +117,7 @@ fn a_crash_of_the_database_is_ridden_out() {
         cluster.server.launch();
         load.goes_on(20);
     }
-    load.is_whole(&[&first, &second]);
+    load.ends_whole(&[&first, &second]);
     first.has_not_panicked();
     second.has_not_panicked();
 }
@@ -146,6 +146,6 @@ fn a_node_that_is_cut_off_from_the_database_is_replaced_and_comes_back_as_a_spar
     link.cut();
     link.restore();
     names(&first, &second);
-    load.is_whole(&[&first, &second]);
+    load.ends_whole(&[&first, &second]);
     first.has_not_panicked();
 }

@@ -76,7 +76,8 @@ impl tower::Service<Request<Incoming>> for Doors {
             drop(present);
             tokio::select! {
                 Ok(response) = routes.call(request) => {
-                    Ok(response.map(|body| Body::new(Open { body, ended: Box::pin(ended), is_grpc })))
+                    let ended = Box::pin(ended);
+                    Ok(response.map(|body| Body::new(Open { body, ended, is_grpc })))
                 }
                 why = ended.clone() => Ok(unknown(&why, is_grpc, &headers)),
             }
