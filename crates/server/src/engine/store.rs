@@ -59,6 +59,7 @@ impl AnyStore {
     pub(super) fn mark(&mut self) -> Result<(), Error> {
         match self {
             Self::Disk(store) => store.mark(),
+            Self::Postgres(_) => Ok(()),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }

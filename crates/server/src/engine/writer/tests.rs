@@ -157,10 +157,11 @@ fn those_whose_batch_is_refused_by_the_store_are_refused_as_well() {
     let shared = Arc::clone(&opened.shared);
     let partition = opened.partitions.into_iter().next().unwrap();
     let inbox = Arc::clone(&shared.inboxes[0]);
-    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+    let mut writer =
+        Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
     let configured = ask(&shared, configure());
     while configured.try_recv().is_err() || writer.partition.is_waiting() {
-        writer.turn(Now::read()).unwrap();
+        writer.turn(Now::read(&Wall::Machine)).unwrap();
     }
     // Nothing waits for an answer: it is the append of the next batch that fails.
     stores[0].another().claim().unwrap();
@@ -181,7 +182,8 @@ fn a_panic_for_the_sake_of_one_caller_leaves_no_other_without_an_answer() {
         let shared = Arc::clone(&opened.shared);
         let partition = opened.partitions.into_iter().next().unwrap();
         let inbox = Arc::clone(&shared.inboxes[0]);
-        let writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+        let writer =
+            Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
         let before = ask(&shared, configure());
         if is_answering {
             let reply = |_: Outcomes| panic!("planted in a reply");
