@@ -24,14 +24,14 @@ pub struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i16)]
 pub enum NodeState {
-    Joining = 1,
+    Standby = 1,
     Serving = 2,
     Draining = 3,
 }
 
 impl NodeState {
     pub(crate) fn of(number: i16) -> Option<Self> {
-        [Self::Joining, Self::Serving, Self::Draining].into_iter().find(|it| *it as i16 == number)
+        [Self::Standby, Self::Serving, Self::Draining].into_iter().find(|it| *it as i16 == number)
     }
 }
 

@@ -17,7 +17,7 @@ create table hapax.node (
   address   text     not null,
   release   text     not null,
   feature   int      not null,    -- the highest it knows
-  state     smallint not null,    -- 1 joining, 2 serving, 3 draining
+  state     smallint not null,    -- 1 standby, 2 serving, 3 draining
   heartbeat bigint   not null default 0,
   told      bigint   not null default 0 -- the latest partition time it answered with, ms
 ) with (fillfactor = 50);

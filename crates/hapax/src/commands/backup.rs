@@ -14,7 +14,7 @@ use hapax_store::disk::{self, DiskStore};
 use hapax_store::{OsVolume, Volume};
 use serde_json::{Value, json};
 
-use super::check::partitions;
+use super::check::{partitions, refuse_database};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, count, progress};
@@ -56,6 +56,7 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
         (true, _) => Err(Failure::usage("with --online, give only the target")
             .next("the broker knows where its data is: hapax backup --online TARGET")),
         (false, [directory, target]) => {
+            refuse_database(directory)?;
             copy(screen, directory, target)
                 .with_context(|| format!("{} was not backed up", directory.display()))
                 .map_err(failed)?;
@@ -69,6 +70,7 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
 }
 
 pub(crate) fn restore(restore: &Restore) -> Result<Exit, Failure> {
+    refuse_database(&restore.directory)?;
     copy(restore.output.screen(), &restore.backup, &restore.directory)
         .with_context(|| format!("{} was not restored", restore.directory.display()))
         .map_err(failed)?;

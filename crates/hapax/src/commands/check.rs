@@ -31,6 +31,7 @@ struct Found {
 
 pub(crate) fn run(check: &Check) -> Result<Exit, Failure> {
     let screen = check.output.screen();
+    refuse_database(&check.directory)?;
     let mut all = Vec::new();
     for directory in partitions(&check.directory)? {
         let found = one(screen, &directory)?;
@@ -72,6 +73,18 @@ pub(super) fn partitions(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
         }
         other => Failure::new(Exit::Failure, other.to_string()),
     })
+}
+
+/// Refuses the URL of a database where a directory is meant.
+pub(super) fn refuse_database(directory: &Path) -> Result<(), Failure> {
+    let is_url = |scheme| directory.to_str().is_some_and(|path| path.starts_with(scheme));
+    if !["postgres:", "postgresql:"].into_iter().any(is_url) {
+        return Ok(());
+    }
+    let what = "data in PostgreSQL is not a directory: the database backs it up and checks it";
+    let next = "pg_basebackup, pgBackRest, WAL-G or your service make backups, pg_amcheck and data \
+                checksums find damage; a node verifies every batch and every block that it reads";
+    Err(Failure::usage(what).next(next))
 }
 
 fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {

@@ -81,7 +81,8 @@ impl OldBroker {
 
 /// The claim, which waits no longer than [`WAIT_MS_MAX`].
 async fn shorten(request: Request) -> Request {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    head.headers.remove(http::header::CONTENT_LENGTH);
     let mut frame = BytesMut::from(body.collect().await.unwrap().to_bytes());
     // After a byte that it is not compressed, and its length in four.
     let mut claim = proto::ClaimRequest::decode(frame.split_off(5)).unwrap();

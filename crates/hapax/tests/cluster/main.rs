@@ -81,10 +81,31 @@ fn the_status_of_a_cluster_comes_from_its_database() {
     let shown = printed(&status);
     let of = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     assert!(of("a ").contains("serving") && of("a ").contains("yes"), "{shown}");
-    assert!(of("b ").contains("joining") && of("b ").contains("yes"), "{shown}");
+    assert!(of("b ").contains("standby") && of("b ").contains("yes"), "{shown}");
     let loss =
         hapax(&["cluster", "accept-loss", "--yes"]).env("HAPAX_STORE", &cluster.url).output();
     let loss = loss.unwrap();
     assert!(!loss.status.success(), "{}", printed(&loss));
     assert!(printed(&loss).contains("stop all nodes first"), "{}", printed(&loss));
+}
+
+#[test]
+fn backups_and_checks_are_the_databases() {
+    let Some(cluster) = Cluster::start() else { return };
+    let node = cluster.setup("a").start();
+    serves(&node);
+    let target = cluster.directory.path().join("backup");
+    let target = target.to_str().unwrap();
+    for arguments in [
+        &["backup", "--online", target, "--server", &node.url()][..],
+        &["backup", &cluster.url, target],
+        &["check", &cluster.url],
+    ] {
+        let refused = hapax(arguments).output().unwrap();
+        assert!(!refused.status.success(), "{arguments:?}");
+        let printed = printed(&refused);
+        assert!(printed.contains("PostgreSQL"), "{printed}");
+        assert!(printed.contains("pg_basebackup") && !printed.contains("try again"), "{printed}");
+    }
+    assert!(!std::path::Path::new(target).exists());
 }

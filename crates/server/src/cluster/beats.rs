@@ -54,7 +54,7 @@ impl Beats {
     ) -> Result<(Self, Uuid), Failure> {
         let members = Members::register(database, &node, WITHIN * 5)?;
         let id = members.id();
-        let state = Arc::new(AtomicU8::new(NodeState::Joining as u8));
+        let state = Arc::new(AtomicU8::new(NodeState::Standby as u8));
         let (orders, ordered) = channel();
         let (reporter, reports) = mpsc::unbounded_channel();
         let beater = Beater {
@@ -135,7 +135,7 @@ impl Beater {
         let state = match self.state.load(Ordering::Relaxed) {
             2 => NodeState::Serving,
             3 => NodeState::Draining,
-            _ => NodeState::Joining,
+            _ => NodeState::Standby,
         };
         let Some(heartbeat) = members.heartbeat(state, self.clock.told_ms(), WITHIN)? else {
             tracing::warn!("this node's row was deleted while it was away; it takes another id");

@@ -103,7 +103,7 @@ impl State {
             _ if self.is_stopping => NodeState::Draining,
             Doing::Halted => NodeState::Draining,
             Doing::Serving { .. } => NodeState::Serving,
-            Doing::Standby | Doing::Opening | Doing::Closing => NodeState::Joining,
+            Doing::Standby | Doing::Opening | Doing::Closing => NodeState::Standby,
         }
     }
 

@@ -27,7 +27,7 @@ impl World {
             address: format!("http://node-{number}"),
             release: String::new(),
             feature: 1,
-            state: Some(NodeState::Joining),
+            state: Some(NodeState::Standby),
             heartbeat: 0,
             told_ms: 0,
         };

@@ -37,14 +37,17 @@ pub(super) fn begin(service: &Service, directory: String) -> Result<Progress, Pr
         let detail = "is not empty: give a directory that is empty or does not exist";
         return Err(Problem::invalid(format!("{} {detail}", target.display())));
     }
-    Data::refuse_target_inside(service.engine().data().path(), &target).map_err(|error| {
-        let code = match error {
-            Error::Inside { .. } => Code::Invalid,
-            _ => Code::Unavailable,
-        };
-        Problem::new(code, error.to_string())
-    })?;
+    let data = service.engine().data().path();
+    Data::refuse_target_inside(data, &target).map_err(|error| problem(&error))?;
     Ok(copy(service.clone(), target))
+}
+
+fn problem(error: &Error) -> Problem {
+    let code = match error {
+        Error::Inside { .. } | Error::InDatabase => Code::Invalid,
+        _ => Code::Unavailable,
+    };
+    Problem::new(code, error.to_string())
 }
 
 fn copy(service: Service, target: PathBuf) -> Progress {
@@ -60,7 +63,7 @@ fn copy(service: Service, target: PathBuf) -> Progress {
         let (bytes, total_bytes) = last;
         let end = match copied {
             Ok(()) => Ok(proto::BackupProgress { bytes, total_bytes, done: true }),
-            Err(error) => Err(status(&Problem::new(Code::Unavailable, error.to_string()))),
+            Err(error) => Err(status(&problem(&error))),
         };
         let _ = sender.blocking_send(end);
     });
