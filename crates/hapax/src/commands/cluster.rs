@@ -14,13 +14,13 @@ pub(crate) enum Command {
     /// List the nodes, whether they beat, and who owns the partitions. Takes 1.5 s, in which they
     /// are watched.
     #[command(after_help = "Examples:
-  HAPAX_STORE=postgres://hapax@db/queues hapax cluster status")]
+  hapax cluster status --store postgres://hapax@db/queues")]
     Status(Status),
     /// Go on with what the database has, after it was set back and the nodes halted. Stop all
     /// nodes first. What was acknowledged and is no longer in the database is lost for good.
     #[command(after_help = "Examples:
-  HAPAX_STORE=postgres://hapax@db/queues hapax cluster accept-loss
-  HAPAX_STORE=postgres://hapax@db/queues hapax cluster accept-loss --yes")]
+  hapax cluster accept-loss --store postgres://hapax@db/queues
+  hapax cluster accept-loss --store postgres://hapax@db/queues --yes")]
     AcceptLoss(AcceptLoss),
 }
 
