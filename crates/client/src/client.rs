@@ -283,6 +283,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn nothing_that_is_printed_has_the_private_key() {
+        let builder = Client::builder("http://127.0.0.1:1").identity("certificate", "private");
+        let key = format!("{:?}", b"private").trim_matches(['[', ']']).to_owned();
+        let printed = format!("{builder:?}");
+        assert!(!printed.contains(&key) && !printed.contains("private"), "{printed}");
+        let client = builder.connect().unwrap();
+        let printed = format!("{client:?} {:?}", client.queue("orders"));
+        assert!(!printed.contains(&key) && !printed.contains("private"), "{printed}");
+    }
+
+    #[tokio::test]
     async fn a_broker_that_is_not_there_is_named() {
         let client = Client::connect("http://127.0.0.1:1").unwrap();
         // A machine that is too busy to see it within one limit is given a longer one.

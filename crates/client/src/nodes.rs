@@ -2,6 +2,7 @@
 //! connections of a client ask the same node, until it cannot be reached or does not serve: then
 //! they ask the node that it named, or the next one of the list.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,12 +40,19 @@ const STREAM_WINDOW_BYTES: u32 = 2 * 1_024 * 1_024;
 const CONNECTION_WINDOW_BYTES: u32 = 8 * 1_024 * 1_024;
 
 /// How connections are made: what is the same for all addresses.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Dialer {
     pub(crate) authority: Option<Vec<u8>>,
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) server_name: Option<String>,
     is_one_of_several: bool,
+}
+
+/// Clients, queues and claims are printed with it: without the private key.
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer").finish_non_exhaustive()
+    }
 }
 
 /// The nodes of a broker, shared by everything that connects to it.

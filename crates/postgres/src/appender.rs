@@ -322,7 +322,9 @@ impl Appender {
     fn looked(&mut self, ends: &Ends) -> Vec<Ticket> {
         let is_same = ends.cluster == self.cluster && ends.lineage == self.lineage;
         let mut changed = Vec::new();
-        for (ticket, tail) in self.tails.iter_mut().filter(|(_, tail)| tail.end.is_none()) {
+        // Who is held may be claiming again: the database has its next claim before this has.
+        let living = |tail: &Tail| tail.end.is_none() && !tail.is_held;
+        for (ticket, tail) in self.tails.iter_mut().filter(|(_, tail)| living(tail)) {
             let end = ends.ends.iter().find(|end| end.partition == tail.owner.partition);
             match end.filter(|_| is_same).map(|end| tail.judge(end)) {
                 Some(Ok(found)) => tail.found = found,

@@ -44,6 +44,8 @@ pub(crate) struct Parts {
 /// What the owner, its volume and its lane share.
 pub(crate) struct Ownership {
     pub(crate) owner: Mutex<Option<Owner>>,
+    /// Held while the owner claims again: the database has its next claim before `owner` has.
+    claiming: Mutex<()>,
     pub(crate) stop: Stop,
     wake: Wake,
     witness: Mutex<Witness>,
@@ -54,6 +56,13 @@ impl Ownership {
         self.stop.check()?;
         let nobody = || Error::Stopped("the partition was not claimed".to_owned());
         lock(&self.owner).ok_or_else(nobody)
+    }
+
+    /// The owner, after the database said that `before` is not: it may have claimed again
+    /// meanwhile. `None` if it was replaced.
+    pub(crate) fn owner_after(&self, before: Owner) -> Result<Option<Owner>, Error> {
+        drop(lock(&self.claiming));
+        self.owner().map(|owner| Some(owner).filter(|owner| *owner != before))
     }
 
     /// Stops everything for this reason, the first one counts.
@@ -97,6 +106,7 @@ impl PostgresLog {
         let witness = Mutex::new(std::mem::take(&mut parts.witness));
         let shared = Arc::new(Ownership {
             owner: Mutex::new(None),
+            claiming: Mutex::default(),
             stop: Stop::default(),
             wake: Arc::clone(&parts.wake),
             witness,
@@ -231,6 +241,7 @@ impl PostgresLog {
             return Err(self.unreachable());
         }
         let claim = draw().map_err(Error::Stopped)?;
+        let _claiming = lock(&self.shared.claiming);
         let claimed = self.replace_claim(owner, claim, least);
         let next = claimed.as_ref().map_or(owner, |epoch| Owner { epoch: *epoch, claim, ..owner });
         *lock(&self.shared.owner) = Some(next);

@@ -107,19 +107,24 @@ impl Shared {
         Error::io("write to", &self.label, full)
     }
 
+    /// The next claim of an owner that claimed again, or why it is the owner no more.
+    fn claimed_again(&self, owner: Owner) -> Result<Owner, Error> {
+        let newest = owner.epoch + 1; // At least.
+        let fenced = || self.ownership.fail(Error::Fenced { held: owner.epoch, newest });
+        self.ownership.owner_after(owner)?.ok_or_else(fenced)
+    }
+
     fn keep(&self, run: &Arc<Run>, at: u64, bytes: Vec<u8>) -> io::Result<()> {
-        let owner = self.ownership.owner().map_err(io_error)?;
+        let mut owner = self.ownership.owner().map_err(io_error)?;
         let bytes: Arc<[u8]> = Arc::from(bytes);
-        let piece = Piece { run: run.number(), at, bytes: Arc::clone(&bytes) };
-        match self.insist(&Call::Keep { owner, piece }).map_err(io_error)? {
-            Answer::Owned(true) => {
-                self.cache.add(run, at, &bytes);
-                Ok(())
-            }
-            _ => {
-                let newest = owner.epoch + 1; // At least.
-                let fenced = Error::Fenced { held: owner.epoch, newest };
-                Err(io_error(self.ownership.fail(fenced)))
+        loop {
+            let piece = Piece { run: run.number(), at, bytes: Arc::clone(&bytes) };
+            match self.insist(&Call::Keep { owner, piece }).map_err(io_error)? {
+                Answer::Owned(true) => {
+                    self.cache.add(run, at, &bytes);
+                    return Ok(());
+                }
+                _ => owner = self.claimed_again(owner).map_err(io_error)?,
             }
         }
     }
@@ -160,7 +165,7 @@ impl Volume for PostgresVolume {
 
     fn replace(&self, _: &str, bytes: &[u8], head: Head) -> Result<(), NotReplaced> {
         let unchanged = NotReplaced::Unchanged;
-        let owner = self.shared.ownership.owner().map_err(unchanged)?;
+        let mut owner = self.shared.ownership.owner().map_err(unchanged)?;
         let mut version = lock(&self.version);
         let listed = archive::runs_of(bytes).map_err(unchanged)?;
         let (mut runs, mut size) = (Vec::new(), 0);
@@ -170,19 +175,18 @@ impl Volume for PostgresVolume {
             size += if number.is_some() { *length } else { 0 };
             runs.extend(number);
         }
-        let call = Call::Swap {
-            owner,
-            version: *version,
-            through: head.through,
-            bytes: Arc::from(bytes),
-            runs: runs.clone(),
-            size,
-        };
+        let (through, whole): (_, Arc<[u8]>) = (head.through, Arc::from(bytes));
         loop {
-            match self.shared.backend.call(call.clone()) {
+            let (version, runs, bytes) = (*version, runs.clone(), Arc::clone(&whole));
+            let call = Call::Swap { owner, version, through, bytes, runs, size };
+            match self.shared.backend.call(call) {
                 Ok(Answer::Changed(1)) => break,
-                Ok(_) if self.is_replaced(*version, bytes).map_err(NotReplaced::Unknown)? => break,
-                Ok(_) => return Err(unchanged(self.refusal(owner))),
+                Ok(_) if self.is_replaced(version, &whole).map_err(NotReplaced::Unknown)? => break,
+                Ok(_) => match self.shared.ownership.owner_after(owner) {
+                    Ok(Some(next)) => owner = next,
+                    Ok(None) => return Err(unchanged(self.refusal(owner))),
+                    Err(error) => return Err(NotReplaced::Unknown(error)),
+                },
                 Err(Failure::Full(why)) => return Err(unchanged(self.shared.full(why))),
                 Err(_) => {
                     self.shared.ownership.stop.check().map_err(NotReplaced::Unknown)?;
@@ -199,7 +203,7 @@ impl Volume for PostgresVolume {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let run = archive::run_number(name).ok_or(io::ErrorKind::NotFound)?;
-        let owner = self.shared.ownership.owner().map_err(io_error)?;
+        let mut owner = self.shared.ownership.owner().map_err(io_error)?;
         if let Some(run) = lock(&self.runs).remove(&run) {
             self.shared.cache.remove(&run);
         }
@@ -207,7 +211,10 @@ impl Volume for PostgresVolume {
         loop {
             match self.shared.insist(&Call::Remove { owner, run }).map_err(io_error)? {
                 Answer::Changed(count) if count >= REMOVED => {}
-                _ => return Ok(()),
+                _ => match self.shared.ownership.owner_after(owner).map_err(io_error)? {
+                    Some(next) => owner = next,
+                    None => return Ok(()),
+                },
             }
         }
     }

@@ -201,3 +201,36 @@ fn an_owner_is_woken_when_its_batch_is_durable() {
     let owner = server.sql(&name, "select coalesce(owner::text, 'free') from hapax.partition");
     assert_eq!(owner.trim(), "free", "a close gives the partition up");
 }
+
+/// A partition that has used up the fences of its epoch claims again while it runs, whatever its
+/// merges are doing meanwhile.
+#[test]
+fn an_owner_that_claims_again_while_it_merges_stays_the_owner() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let mut options = Options::new(support::node(), Path::to_owned(cache.path()));
+    options.archive.merge_fan_in = 2;
+    let mut store = PostgresStore::open(&database, 0, options, Arc::new(|| {}));
+    let mut epoch = store.claim().unwrap().epoch;
+    for sequence in 1..=8 {
+        store.append(epoch, sequence, b"batch").unwrap();
+        let value = vec![7_u8; 64 * 1_024];
+        let rows = Box::new(move |rows: &mut hapax_store::RowSet| {
+            (0..64_u64).for_each(|row| {
+                let key = [&row.to_be_bytes()[..], &sequence.to_be_bytes()[..]].concat();
+                rows.put_ordered(&key, &value);
+            });
+        });
+        store.checkpoint(Checkpoint { epoch, through: sequence, at: sequence, rows }).unwrap();
+        until("the checkpoint", || store.checkpointed().unwrap() == sequence);
+        // Merges begin now.
+        for _ in 0..20 {
+            let next = store.claim().unwrap().epoch;
+            assert!(next > epoch);
+            epoch = next;
+        }
+    }
+    store.close().unwrap();
+}

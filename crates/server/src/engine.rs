@@ -101,6 +101,12 @@ pub enum Error {
     )]
     OnDisk(PathBuf),
     #[error(
+        "{} is the directory of a node whose data is in a database, and this broker has no \
+         --store (HAPAX_STORE): it would begin with nothing. Give it, or choose another --data. \
+         Nothing was changed", .0.display()
+    )]
+    OfNode(PathBuf),
+    #[error(
         "the data is in PostgreSQL: back the database up (pg_basebackup, pgBackRest, WAL-G, or \
          what your service offers). A backup of a node has nothing that is not there"
     )]

@@ -92,6 +92,24 @@ fn what_a_look_up_finds_is_durable_after_a_later_clean_commit_only() {
 }
 
 #[test]
+fn an_owner_that_claims_again_is_not_taken_for_replaced_meanwhile() {
+    let (mut appender, tickets) = with(1);
+    appender.hold(tickets[0]);
+    assert!(appender.is_quiet(tickets[0]));
+    // Its claim is in the database, and its answer on the way; a minute has passed.
+    let next = Owner { epoch: 4, claim: Uuid::from_u128(9), ..owner(0) };
+    appender.look();
+    looks(&mut appender);
+    appender.answered(ends(vec![end(next, position(&START))]));
+    appender.go_on(tickets[0], next);
+    assert!(appender.ended(tickets[0]).is_none(), "{:?}", appender.ended(tickets[0]));
+    appender.append(tickets[0], 1, b"a");
+    let sent = parts(appender.next_call());
+    appender.answered(whole(&sent));
+    assert_eq!(appender.durable(tickets[0]).unwrap().epoch, 4);
+}
+
+#[test]
 fn what_was_found_and_then_lost_is_sent_again() {
     let (mut appender, tickets) = with(1);
     appender.append(tickets[0], 1, b"a");

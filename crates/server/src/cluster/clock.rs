@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use hapax_core::Time;
 use hapax_postgres::Heartbeat;
 
-/// A reading of the database's clock that took longer is not believed.
+/// A reading of the database's clock that took longer is not believed, unless it is the first: the
+/// machine's own clock may be wrong by any time.
 const ROUND_TRIP_MAX: Duration = Duration::from_millis(200);
 
 /// Time since the machine was started. It goes on while the machine is suspended, so that a node
@@ -23,30 +24,39 @@ pub(super) fn boottime() -> Duration {
 /// The database's clock, carried on by the monotonic clock between two readings.
 #[derive(Debug)]
 pub struct SharedClock {
-    /// A moment, and what the database's clock showed then, in ms.
-    read: Mutex<(Instant, u64)>,
+    read: Mutex<Reading>,
     /// The latest time of a partition that was answered with, in ms.
     told_ms: AtomicU64,
+}
+
+/// A moment, and what the database's clock showed then, in ms.
+#[derive(Debug)]
+struct Reading {
+    at: Instant,
+    ms: u64,
+    is_of_database: bool,
 }
 
 impl SharedClock {
     /// Until the first reading it is the machine's clock.
     pub(super) fn start() -> Self {
-        let now = crate::time::now().0;
-        Self { read: Mutex::new((Instant::now(), now)), told_ms: AtomicU64::new(0) }
+        let (at, ms) = (Instant::now(), crate::time::now().0);
+        let reading = Reading { at, ms, is_of_database: false };
+        Self { read: Mutex::new(reading), told_ms: AtomicU64::new(0) }
     }
 
     /// Takes in what a heartbeat brought, which has just returned.
     pub(super) fn read(&self, heartbeat: &Heartbeat, now: Instant) {
-        if heartbeat.round_trip <= ROUND_TRIP_MAX {
+        let mut reading = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if heartbeat.round_trip <= ROUND_TRIP_MAX || !reading.is_of_database {
             let half = u64::try_from(heartbeat.round_trip.as_millis() / 2).unwrap_or_default();
-            *self.read.lock().unwrap_or_else(PoisonError::into_inner) =
-                (now, heartbeat.database_ms.saturating_add(half));
+            let ms = heartbeat.database_ms.saturating_add(half);
+            *reading = Reading { at: now, ms, is_of_database: true };
         }
     }
 
     pub(crate) fn now(&self, now: Instant) -> Time {
-        let (at, ms) = *self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let Reading { at, ms, .. } = *self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = now.saturating_duration_since(at).as_millis();
         Time(ms.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX)))
     }
@@ -80,6 +90,14 @@ mod tests {
         assert_eq!(clock.now(start + Duration::from_secs(7)), Time(1_007_010));
         clock.read(&heartbeat(5, 201), start + Duration::from_secs(8));
         assert_eq!(clock.now(start + Duration::from_secs(9)), Time(1_009_010));
+    }
+
+    #[test]
+    fn a_slow_answer_is_better_than_the_clock_of_the_machine() {
+        let clock = SharedClock::start();
+        let start = Instant::now();
+        clock.read(&heartbeat(1_000_000, 900), start);
+        assert_eq!(clock.now(start), Time(1_000_450));
     }
 
     #[test]

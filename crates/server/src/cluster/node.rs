@@ -59,9 +59,10 @@ impl Node {
         let address = advertised(options, scheme, listener.local_addr());
         let name = options.node_name.clone().unwrap_or_else(machine);
         let (settings, partitions) = (store.settings()?, options.partitions);
-        let directory = cache.clone();
+        let (data, directory) = (options.data.clone(), cache.clone());
         let joined = tokio::task::spawn_blocking(move || {
             let database = Database::connect(settings, Some(&creation(partitions)?))?;
+            Data::of_node(&data)?;
             hapax_store::create_private_directory(&directory)
                 .map_err(|error| io("create", &directory, error))?;
             let clock = Arc::new(SharedClock::start());

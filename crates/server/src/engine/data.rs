@@ -58,6 +58,9 @@ impl fmt::Debug for Hashing {
     }
 }
 
+/// A file in the directory of a node whose data is in a database.
+const NODE: &str = "node";
+
 /// A [`Head`] as it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,6 +122,14 @@ impl Data {
             Some(_) => Err(Error::OnDisk(path.to_owned())),
             None => refuse_partitions(path),
         }
+    }
+
+    /// Notes that the directory is that of a node whose store is elsewhere. Without it, a node that
+    /// is once started without its store would find no data, and be an empty broker.
+    pub fn of_node(path: &Path) -> Result<(), Error> {
+        hapax_store::create_private_directory(path)
+            .map_err(|error| Error::io("create", path, error))?;
+        write(&path.join(NODE), b"the data of this node is in a database\n", 0o600)
     }
 
     /// How the partitions are to be opened.
@@ -346,6 +357,9 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
         let name = name.to_string_lossy();
         if name == disk::MARKER_NAME || name == "MANIFEST" || name.starts_with("journal-") {
             return Err(Error::OnePartition(path.to_owned()));
+        }
+        if name == NODE {
+            return Err(Error::OfNode(path.to_owned()));
         }
         if name == "secret" || name.starts_with("partition-") {
             let beside = path.join(name.as_ref());

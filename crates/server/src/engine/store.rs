@@ -3,6 +3,8 @@
 //! An enum and not a trait object: its calls are per batch, and what only one store has (a copy of
 //! its directory, a sync on the writer's thread) is asked of that one.
 
+use std::time::{Duration, Instant};
+
 use hapax_postgres::PostgresStore;
 use hapax_store::disk::{self, DiskStore};
 #[cfg(test)]
@@ -44,14 +46,18 @@ impl AnyStore {
         }
     }
 
-    /// Makes durable what was appended since [`Self::hold`]. [`Self::mark`] follows, after the
-    /// answers.
-    pub(super) fn flush(&mut self) -> Result<(), Error> {
+    /// Makes durable what was appended since [`Self::hold`], and returns how long that took.
+    /// [`Self::mark`] follows, after the answers.
+    pub(super) fn flush(&mut self) -> Result<Duration, Error> {
         match self {
-            Self::Disk(store) => store.flush(),
-            Self::Postgres(_) => Ok(()),
+            Self::Disk(store) => {
+                let begun = Instant::now();
+                store.flush()?;
+                Ok(begun.elapsed())
+            }
+            Self::Postgres(_) => Ok(Duration::ZERO),
             #[cfg(test)]
-            Self::Memory(_) => Ok(()),
+            Self::Memory(_) => Ok(Duration::ZERO),
         }
     }
 

@@ -313,7 +313,8 @@ impl Writer {
         self.batches.push_back(Batch { ticket, submitted, parts, outcomes });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         if is_lone {
-            self.partition.store_mut().flush()?;
+            // The answers are given after it, in the same turn.
+            self.now.monotonic += self.partition.store_mut().flush()?;
             self.answer_durable()?;
             self.partition.store_mut().mark()?;
         }

@@ -99,6 +99,20 @@ fn a_broker_started_one_level_too_deep_is_refused() {
 }
 
 #[test]
+fn a_node_that_lost_its_store_is_not_an_empty_broker() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    Data::of_node(&path).unwrap();
+    Data::refuse_data(&path).unwrap();
+    let refused = Data::open(&path, 1).unwrap_err();
+    assert!(matches!(refused, Error::OfNode(_)), "{refused}");
+    assert!(refused.to_string().contains("HAPAX_STORE"), "{refused}");
+    let left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(left, ["node"], "nothing was changed");
+    Data::of_node(&path).unwrap();
+}
+
+#[test]
 fn a_creation_that_was_broken_off_is_completed() {
     let directory = tempfile::tempdir().unwrap();
     // As a crash leaves it: the head says that the rest may be missing.

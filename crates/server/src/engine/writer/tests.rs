@@ -230,6 +230,25 @@ fn a_partition_that_another_owner_took_over_ends_and_the_others_go_on() {
     engine.stop();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_a_sync_is_reported_for_a_lone_request_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = Data::open(directory.path(), 1).unwrap();
+    let options = Options { partitions: 1, memory_bytes: 64 * 1_024 * 1_024 };
+    let (sender, beats) = channel();
+    let on_beat = Box::new(move |_, beat| {
+        if let Beat::Durable { waited } = beat {
+            let _ = sender.send(waited);
+        }
+    });
+    let engine = Engine::open(data, options, on_beat).unwrap();
+    engine.call(0, configure()).await.unwrap();
+    engine.call(0, Command::Delete(queue())).await.unwrap();
+    engine.stop();
+    let waited: Vec<_> = beats.try_iter().collect();
+    assert!(waited.len() >= 2 && !waited.contains(&Duration::ZERO), "{waited:?}");
+}
+
 /// How often each emit that waits in a partition was tried.
 async fn attempts(engine: &Engine, partition: usize) -> Vec<u32> {
     let (sender, receiver) = oneshot::channel();
