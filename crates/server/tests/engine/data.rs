@@ -107,7 +107,8 @@ fn a_node_that_lost_its_store_is_not_an_empty_broker() {
     let refused = Data::open(&path, 1).unwrap_err();
     assert!(matches!(refused, Error::OfNode(_)), "{refused}");
     assert!(refused.to_string().contains("HAPAX_STORE"), "{refused}");
-    let left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name()).collect();
     assert_eq!(left, ["node"], "nothing was changed");
     Data::of_node(&path).unwrap();
 }
