@@ -75,10 +75,14 @@ impl Ownership {
 
 impl Watcher for Ownership {
     fn changed(&self, last: LogEnd, ended: Option<Error>) {
-        lock(&self.witness).note(last);
+        let mut witness = lock(&self.witness);
+        witness.note(last);
         if let Some(error) = ended {
+            // The next start has to know how far it was, also if it comes before the next tick.
+            witness.write();
             self.stop.fail_by(&error);
         }
+        drop(witness);
         (self.wake)();
     }
 
