@@ -501,6 +501,12 @@ impl PostgresLog {
         self.parts.lane.read(|appender| appender.durable(ticket)).ok_or_else(gone)
     }
 
+    /// Whether the owner was told of the end of its appends, if they ended.
+    pub(crate) fn is_told(&self) -> bool {
+        let has_ended = |ticket: &Ticket| self.parts.lane.read(|it| it.ended(*ticket).is_some());
+        self.shared.stop.is_thrown() || !self.ticket.get().is_some_and(has_ended)
+    }
+
     /// What is on its way runs to its end; nothing more is sent.
     fn forget(&self) {
         if let Some(ticket) = self.ticket.get() {
