@@ -75,10 +75,16 @@ impl Ownership {
 
 impl Watcher for Ownership {
     fn changed(&self, last: LogEnd, ended: Option<Error>) {
-        lock(&self.witness).note(last);
+        let mut witness = lock(&self.witness);
+        witness.note(last);
         if let Some(error) = ended {
+            // The next start has to know how far it was, also if it comes before the next tick.
+            if matches!(error, Error::Regressed { .. }) {
+                witness.write();
+            }
             self.stop.fail_by(&error);
         }
+        drop(witness);
         (self.wake)();
     }
 
@@ -493,6 +499,12 @@ impl PostgresLog {
     fn durable_of(&self, ticket: Ticket) -> Result<LogEnd, Error> {
         let gone = || Error::Stopped("it was closed".to_owned());
         self.parts.lane.read(|appender| appender.durable(ticket)).ok_or_else(gone)
+    }
+
+    /// Whether the owner was told of the end of its appends, if they ended.
+    pub(crate) fn is_told(&self) -> bool {
+        let has_ended = |ticket: &Ticket| self.parts.lane.read(|it| it.ended(*ticket).is_some());
+        self.shared.stop.is_thrown() || !self.ticket.get().is_some_and(has_ended)
     }
 
     /// What is on its way runs to its end; nothing more is sent.

@@ -74,7 +74,7 @@ impl PostgresStore {
 
     /// Whether everything that was started is done.
     pub fn is_idle(&self) -> bool {
-        self.joined.as_ref().is_none_or(Joined::is_idle)
+        self.joined.as_ref().is_none_or(|joined| joined.is_idle() && joined.log().is_told())
     }
 
     /// The archive, for its statistics.
