@@ -1,5 +1,6 @@
 //! Claims: keys held by callers that do the work themselves.
 
+mod extend;
 mod lane;
 
 use std::future::Future;
@@ -19,6 +20,7 @@ use crate::message::{ms, new_key, since_epoch};
 use crate::queue::Queue;
 use crate::retry::{Retry, moment};
 use crate::settle::{Done, Settle, Settled};
+use extend::{Extending, extend};
 use lane::Asked;
 pub(crate) use lane::Lane;
 
@@ -28,10 +30,6 @@ const LEASE: Duration = Duration::from_secs(30);
 const ROUND_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time allowed beyond the requested wait.
 const WAIT_SLACK: Duration = Duration::from_secs(10);
-/// A claim is extended after this part of its lease.
-const EXTEND_AT: f64 = 0.4;
-/// The shortest time between two extensions, however short the lease.
-const EXTEND_MIN: Duration = Duration::from_millis(20);
 
 /// A request to claim a key: see [`Queue::claim`].
 #[derive(Clone, Debug)]
@@ -201,16 +199,6 @@ pub struct Held {
     _extending: Extending,
 }
 
-/// The task that extends the lease; aborted when the claim is dropped.
-#[derive(Debug)]
-struct Extending(tokio::task::JoinHandle<()>);
-
-impl Drop for Extending {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 impl Held {
     fn new(claim: ClaimRequest, asked: Instant, reply: proto::ClaimReply) -> Self {
         let lease = Lease(reply.lease);
@@ -224,7 +212,10 @@ impl Held {
             let (queue, lease) = (queue.clone(), extended.clone());
             async move { settle_one(&queue, &lease, Settle::Extend(Some(length))).await }
         };
-        let task = extend(ask, length, wanted.subscribe(), sender);
+        let now = Instant::now();
+        let extension = extend(ask, now, length, wanted.subscribe(), sender);
+        let extensions = claim.queue.client().claim_lane().extensions();
+        let extending = extensions.add(moment(now, extend::pause(length)), extension);
         Self {
             queue: claim.queue,
             lease,
@@ -236,7 +227,7 @@ impl Held {
             parks: reply.parks,
             tenant: reply.tenant,
             wanted,
-            _extending: Extending(tokio::spawn(task)),
+            _extending: extending,
         }
     }
 
@@ -344,38 +335,6 @@ impl Held {
     }
 }
 
-/// Extends until the lease is lost, or ends because the broker cannot be reached. `ask` extends by
-/// a length, and may fail after the client's timeout.
-async fn extend<F: Future<Output = Result<Settled, Error>>>(
-    ask: impl Fn(Duration) -> F,
-    length: Duration,
-    wanted: watch::Receiver<Instant>,
-    lost: watch::Sender<bool>,
-) {
-    let usual = length.mul_f64(EXTEND_AT).max(EXTEND_MIN);
-    let (mut until, mut pause) = (moment(Instant::now(), length), usual);
-    loop {
-        tokio::time::sleep(pause).await;
-        // Counted from before the call, so that the local deadline is not later than the broker's.
-        let asked = Instant::now();
-        let length = length.max(wanted.borrow().saturating_duration_since(asked));
-        let extended = ask(length);
-        let end = until.max(*wanted.borrow());
-        match tokio::time::timeout_at(end, extended).await {
-            Ok(Ok(Settled::Ok { .. })) => (until, pause) = (moment(asked, length), usual),
-            Ok(Ok(Settled::LeaseLost { .. })) => break,
-            // After another usual pause the lease may be over.
-            Ok(Err(error)) if error.is_retryable() && Instant::now() < end => pause = EXTEND_MIN,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "a claim could not be extended");
-                break;
-            }
-            Err(_) => break,
-        }
-    }
-    lost.send_replace(true);
-}
-
 /// A partition that does not answer refuses a call as a whole, and a claim on a stream in its
 /// place: both are errors, so that both are retried.
 fn unless_unavailable(reply: proto::ClaimReply) -> Result<proto::ClaimReply, Error> {
@@ -416,45 +375,4 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
         }
     };
     Retry::until(end).run(settling).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Mutex;
-
-    const LENGTH: Duration = Duration::from_secs(30);
-
-    /// Extends while each try has one of these outcomes, after so many seconds, and none after
-    /// them. Returns after how many seconds each try was made, and the lease was lost.
-    async fn tries(outcomes: &[(u64, bool)]) -> (Vec<u64>, u64) {
-        let start = Instant::now();
-        let made = Mutex::new(Vec::new());
-        let ask = |_| {
-            let mut made = made.lock().unwrap();
-            made.push(start.elapsed().as_secs());
-            let outcome = outcomes.get(made.len() - 1).copied();
-            async move {
-                let Some((after, is_ok)) = outcome else { return std::future::pending().await };
-                let after = Duration::from_secs(after);
-                tokio::time::sleep(after).await;
-                let settled = Settled::Ok { state: crate::State::Leased, deadline: None };
-                if is_ok { Ok(settled) } else { Err(Error::TimedOut(after)) }
-            }
-        };
-        let wanted = watch::Sender::new(start);
-        extend(ask, LENGTH, wanted.subscribe(), watch::Sender::new(false)).await;
-        (made.into_inner().unwrap(), start.elapsed().as_secs())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_claim_is_extended_well_before_its_end() {
-        assert_eq!(tries(&[(0, true), (0, true)]).await, (vec![12, 24, 36], 54));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_extension_that_fails_is_tried_again_while_the_lease_lasts() {
-        assert_eq!(tries(&[(10, false), (1, true)]).await, (vec![12, 22, 35], 52));
-        assert_eq!(tries(&[(10, false), (7, false)]).await, (vec![12, 22, 29], 30));
-    }
 }

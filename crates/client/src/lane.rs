@@ -108,7 +108,15 @@ impl Task {
                     if count == 0 {
                         return; // Nobody can wait for an answer any more.
                     }
+                    // The runtime runs a task that was woken before those that are ready already.
+                    // After them there are more jobs for the same frame.
+                    tokio::task::yield_now().await;
                     list.drain(..).for_each(|job| self.start(job));
+                    while self.outbound.room(WINDOW) > 0
+                        && let Ok(job) = jobs.try_recv()
+                    {
+                        self.start(job);
+                    }
                     self.outbound.flush();
                 }
                 answered = self.outbound.answers(&mut answers), if is_waiting => {

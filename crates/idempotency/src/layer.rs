@@ -1,13 +1,13 @@
 //! The tower layer: which requests are protected, and what they must contain.
 //!
 //! Unprotected requests are streamed to the inner service. Protected requests are read completely
-//! and then run in a separate task (`run.rs`), so that a client that disconnects does not cancel
-//! the work.
+//! and then run (`run.rs`), so that a client that disconnects does not cancel the work: it goes on
+//! in a separate task then.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -16,6 +16,7 @@ use hapax_client::Queue;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
+use tokio::runtime::Handle;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
@@ -29,7 +30,7 @@ use crate::operation::Operation;
 use crate::prefer;
 use crate::problem::Problem;
 use crate::route::{KeySource, NoKey, Path, Route};
-use crate::run::{self, Asked};
+use crate::run::{self, Asked, Panicked};
 use crate::scope::{Scope, fingerprint};
 use crate::upload::{self, Unread};
 
@@ -187,7 +188,7 @@ fn overloaded<R>(rules: &Rules, why: &str) -> Response<ResponseBody<R>> {
     run::tell(rules, Outcome::Overloaded, problem.into_response())
 }
 
-/// Reads the request completely and runs it in a separate task.
+/// Reads the request completely and runs it to its end, even if the client disconnects.
 async fn protect<S, B, R>(
     rules: Arc<Rules>,
     route: Route,
@@ -233,16 +234,44 @@ where
         }
         inner.call(Request::from_parts(parts, B::from(body)))
     };
-    let task = run::run(Arc::clone(&rules), asked, room, handler).in_current_span();
-    match tokio::spawn(task).await {
+    let running = run::run(Arc::clone(&rules), asked, room, handler).in_current_span();
+    match Kept::new(run::caught(running)).await {
         Ok(answer) => answer,
-        Err(ended) if ended.is_panic() => {
+        Err(Panicked) => {
             Ok(refuse(&rules, Problem::internal("the handler of this request failed")))
         }
-        // The runtime is shutting down.
-        Err(_) => {
-            let detail = "the service is stopping; retry with the same key";
-            Ok(refuse(&rules, Problem::unavailable(detail, rules.retry_after)))
+    }
+}
+
+/// A future that runs in the task of whoever waits for it, and goes on in a task of its own if
+/// nobody waits any more. A task from the beginning would cost two switches for every request.
+struct Kept<F: Future<Output: Send> + Send + 'static> {
+    /// Absent once it has ended.
+    future: Option<Pin<Box<F>>>,
+    runtime: Handle,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Kept<F> {
+    fn new(future: F) -> Self {
+        Self { future: Some(Box::pin(future)), runtime: Handle::current() }
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Kept<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(future) = &mut self.future else { return Poll::Pending };
+        let output = ready!(future.as_mut().poll(context));
+        self.future = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Kept<F> {
+    fn drop(&mut self) {
+        if let Some(future) = self.future.take() {
+            self.runtime.spawn(future);
         }
     }
 }
@@ -316,4 +345,44 @@ fn refuse<R>(rules: &Rules, problem: Problem) -> Response<ResponseBody<R>> {
         _ => Outcome::Refused,
     };
     run::tell(rules, outcome, problem.into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Waker;
+    use tokio::sync::oneshot;
+
+    /// Something that has begun and waits, and how to let it go on and see its end.
+    fn begun() -> (impl Future<Output = ()> + Send, oneshot::Sender<()>, oneshot::Receiver<()>) {
+        let ((go, going), (end, ended)) = (oneshot::channel(), oneshot::channel());
+        let mut kept = Box::pin(Kept::new(async move {
+            let _ = going.await;
+            let _ = end.send(());
+        }));
+        let poll = kept.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll.is_pending());
+        (kept, go, ended)
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_goes_on() {
+        let (kept, go, ended) = begun();
+        drop(kept);
+        go.send(()).unwrap();
+        ended.await.unwrap();
+        // Also if the thread that drops it belongs to no runtime.
+        let (kept, go, ended) = begun();
+        std::thread::scope(|scope| scope.spawn(move || drop(kept)).join().unwrap());
+        go.send(()).unwrap();
+        ended.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_waited_for_ends_once() {
+        let (kept, go, mut ended) = begun();
+        go.send(()).unwrap();
+        kept.await;
+        ended.try_recv().unwrap();
+    }
 }

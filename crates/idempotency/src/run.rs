@@ -331,10 +331,10 @@ where
     })
 }
 
-struct Panicked;
+pub(crate) struct Panicked;
 
 /// Catches a panic of the handler, so that its claim can still be settled.
-async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
+pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = pin!(future);
     poll_fn(move |context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
         Ok(poll) => poll.map(Ok),

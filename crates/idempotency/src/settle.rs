@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use hapax_client::{Blob, Claim, Code, Done, Error, Held, Retry, Settle, Settled, State};
 use http::HeaderMap;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::builder::Rules;
@@ -74,7 +73,7 @@ impl Settling<'_> {
     async fn end(self, settle: Settle, named: fn(&Settled) -> Settlement) {
         let (rules, held) = (Arc::clone(self.rules), self.held);
         let running = Running::begin(&rules);
-        let task = tokio::spawn(async move {
+        let mut ending = Box::pin(async move {
             rules.tell(Event::Settled(match held.settle(settle).await {
                 Ok(settled) => named(&settled),
                 Err(error) => {
@@ -88,7 +87,9 @@ impl Settling<'_> {
         });
         // Waits, so that an immediate retry sees the new state, but not for longer than the timeout
         // if the broker cannot be reached.
-        let _ = timeout(self.rules.broker_timeout, task).await;
+        if timeout(self.rules.broker_timeout, &mut ending).await.is_err() {
+            tokio::spawn(ending);
+        }
     }
 
     /// Stores the response. Waits for the broker at most for the timeout; retries continue in the
@@ -96,12 +97,12 @@ impl Settling<'_> {
     pub(crate) async fn complete(self, stored: Stored) -> Ended {
         let (rules, asked) = (Arc::clone(self.rules), self.asked.clone());
         let completion = Completion { rules, asked, held: self.held, stored };
-        let task: JoinHandle<Ended> = tokio::spawn(completion.run());
-        match timeout(self.rules.broker_timeout, task).await {
-            Ok(Ok(ended)) => ended,
-            Ok(Err(_)) => Ended::Unknown,
+        let mut completing = Box::pin(completion.run());
+        match timeout(self.rules.broker_timeout, &mut completing).await {
+            Ok(ended) => ended,
             Err(_) => {
                 self.rules.tell(Event::BrokerFailed(Code::Unavailable));
+                tokio::spawn(completing);
                 Ended::Unknown
             }
         }

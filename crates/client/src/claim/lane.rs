@@ -18,6 +18,7 @@ use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::extend::Extensions;
 use crate::client::Client;
 use crate::error::Error;
 use crate::message::ms;
@@ -80,6 +81,7 @@ pub(crate) struct Lane {
     claims: Arc<Semaphore>,
     settles: Arc<Semaphore>,
     shared: Arc<Shared>,
+    extensions: Extensions,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,7 @@ impl Default for Lane {
             claims: Arc::new(Semaphore::new(WINDOW)),
             settles: Arc::new(Semaphore::new(WINDOW)),
             shared: Arc::default(),
+            extensions: Extensions::default(),
         }
     }
 }
@@ -182,6 +185,11 @@ impl Lane {
                 Asked::Answered(Err(trouble.unwrap_or_else(late)))
             }
         }
+    }
+
+    /// The extensions of the claims that callers hold.
+    pub(super) fn extensions(&self) -> &Extensions {
+        &self.extensions
     }
 
     fn tag(&self) -> u64 {
@@ -374,7 +382,13 @@ impl Task {
                     if count == 0 {
                         return; // Nobody can wait for an answer any more.
                     }
+                    // The runtime runs a task that was woken before those that are ready already.
+                    // After them there are more jobs for the same frame.
+                    tokio::task::yield_now().await;
                     list.drain(..).for_each(|job| self.start(job));
+                    while let Ok(job) = jobs.try_recv() {
+                        self.start(job);
+                    }
                     self.pipe.flush();
                 }
                 reply = self.pipe.next(), if is_waiting => {
