@@ -14,11 +14,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// `mi_option_purge_delay`: how long freed memory is kept, in milliseconds.
 const PURGE_DELAY: c_int = 15;
-/// Far longer than a checkpoint, whose memory the next one takes again.
-const KEPT_MS: c_long = 60_000;
+/// Longer than it takes under load from one checkpoint to the next, which takes the same memory.
+const KEPT_MS: c_long = 10_000;
 
-/// Keeps freed memory for a minute, unless the variable `MIMALLOC_PURGE_DELAY` is set. Called first
-/// in `main`, while there is one thread.
+/// Keeps freed memory for ten seconds, unless the variable `MIMALLOC_PURGE_DELAY` is set. Called
+/// first in `main`, while there is one thread.
 pub fn keep_freed_memory() {
     foreign::mi_option_set_default(PURGE_DELAY, KEPT_MS);
 }

@@ -207,6 +207,11 @@ impl Batch {
         self.decisions == 0 && self.full.is_empty()
     }
 
+    /// Number of decisions in `bytes`.
+    pub fn decisions(&self) -> usize {
+        self.decisions
+    }
+
     /// Whether there are batches that go into the journal before `bytes`.
     pub fn has_full(&self) -> bool {
         !self.full.is_empty()

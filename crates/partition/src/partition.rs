@@ -94,8 +94,9 @@ pub struct Partition<S> {
     confirmed: Question,
     batch: Batch,
     fetch: Fetch,
-    /// Bytes of journal since the last checkpoint began.
+    /// Bytes and decisions of journal since the last checkpoint began.
     journal_bytes: usize,
+    journal_decisions: usize,
     /// Nothing could be evicted; not tried again until memory exceeds this many bytes.
     stuck_bytes: usize,
     /// The last batch of the checkpoint in progress.
@@ -137,7 +138,7 @@ impl<S: Store> Partition<S> {
         let relay_bytes = (options.memory_bytes / 8).max(RELAY_BYTES_MIN);
         options.bounds.relay_bytes = options.bounds.relay_bytes.min(relay_bytes);
         let mut fetch = Fetch::new(options.range_bytes, options.rows_passed);
-        let Recovered { mut machine, claim, journal_bytes } =
+        let Recovered { mut machine, claim, journal_bytes, journal_decisions } =
             recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(memory::share(&options));
         let journaled_at = machine.now();
@@ -161,6 +162,7 @@ impl<S: Store> Partition<S> {
             batch: Batch::with_max(claim.batch_bytes_max),
             fetch,
             journal_bytes,
+            journal_decisions,
             stuck_bytes: 0,
             cutting: None,
             cut_at: Time(0),
@@ -401,12 +403,18 @@ impl<S: Store> Partition<S> {
         self.cut_at = self.machine.now();
         self.cut_head_bytes = self.machine.usage().head_bytes();
         self.journal_bytes = 0;
+        self.journal_decisions = 0;
         Ok(())
     }
 
     /// Whether a checkpoint is being written.
     pub fn is_checkpointing(&self) -> bool {
         self.cutting.is_some()
+    }
+
+    /// Bytes of journal since the last checkpoint began.
+    pub fn journal_bytes(&self) -> usize {
+        self.journal_bytes
     }
 
     /// The last batch of the checkpoint that is being written.
@@ -474,6 +482,7 @@ impl<S: Store> Partition<S> {
             return Ok(());
         }
         self.is_changed |= !self.batch.is_empty();
+        self.journal_decisions += self.batch.decisions();
         let batch = std::mem::take(&mut self.batch);
         let journaled = self.journal(batch.bytes());
         self.batch = batch;

@@ -11,6 +11,7 @@ pub(crate) struct Recovered {
     pub(crate) machine: Machine,
     pub(crate) claim: Claim,
     pub(crate) journal_bytes: usize,
+    pub(crate) journal_decisions: usize,
 }
 
 /// Claims the partition and rebuilds its machine. Nothing is decided again: what the journal holds
@@ -36,18 +37,19 @@ pub(crate) fn recover(
 
     // A store cannot read rows while it reads its journal, so batches are collected in between.
     let mut from = claim.through + 1;
-    let mut journal_bytes = 0;
+    let (mut journal_bytes, mut journal_decisions) = (0, 0);
     while from <= claim.last {
         let (batches, bytes) = gather(store, from, options.gather_bytes)?;
         journal_bytes += bytes;
         assert!(!batches.is_empty(), "a store reads every batch up to the last");
         from += batches.len() as u64;
         for (at, decisions) in batches {
+            journal_decisions += decisions.len();
             replay(store, &mut machine, fetch, at, decisions)?;
         }
     }
     check_leases(&machine)?;
-    Ok(Recovered { machine, claim, journal_bytes })
+    Ok(Recovered { machine, claim, journal_bytes, journal_decisions })
 }
 
 /// Bounds under which one tick fits into a batch of the journal.

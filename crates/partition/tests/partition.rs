@@ -626,19 +626,39 @@ fn every_part_of_a_large_batch_is_journaled() {
 
 #[test]
 fn a_replayed_journal_counts_until_it_is_checkpointed() {
-    let store = MemoryStore::default();
-    let options = Options { seed: 3, journal_bytes: 20_000, ..Options::default() };
-    let mut partition = Partition::open(store.another(), options).unwrap();
-    call(&mut partition, 0, vec![configure(Config::default())]);
-    let mut lives = 0;
-    while partition.store_mut().checkpointed().unwrap() == 0 {
-        lives += 1;
-        assert!(lives < 20, "recovery gets longer with every crash");
-        partition = Partition::open(store.another(), options).unwrap();
-        let sends = (0..30).map(|number| send(&format!("{lives}-{number}"), None));
-        call(&mut partition, lives, sends.collect());
+    let by_bytes = Options { seed: 3, journal_bytes: 20_000, ..Options::default() };
+    let by_decisions = Options { seed: 3, journal_decisions: 80, ..Options::default() };
+    for options in [by_bytes, by_decisions] {
+        let store = MemoryStore::default();
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        call(&mut partition, 0, vec![configure(Config::default())]);
+        let mut lives = 0;
+        while partition.store_mut().checkpointed().unwrap() == 0 {
+            lives += 1;
+            assert!(lives < 20, "recovery gets longer with every crash");
+            partition = Partition::open(store.another(), options).unwrap();
+            let sends = (0..30).map(|number| send(&format!("{lives}-{number}"), None));
+            call(&mut partition, lives, sends.collect());
+        }
+        assert!(lives > 1, "no single life wrote enough for it");
     }
-    assert!(lives > 1, "no single life wrote enough for it");
+}
+
+#[test]
+fn small_decisions_are_checkpointed_by_their_number() {
+    let options = Options { seed: 3, journal_decisions: 100, ..Options::default() };
+    let mut partition = Partition::open(MemoryStore::default(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let mut checkpoints = 0;
+    let mut last = 0;
+    for round in 1..=20 {
+        let sends = (0..30).map(|number| send(&format!("{round}-{number}"), None));
+        call(&mut partition, round, sends.collect());
+        let through = partition.store_mut().checkpointed().unwrap();
+        checkpoints += usize::from(through > last);
+        last = through;
+    }
+    assert!((4..=6).contains(&checkpoints), "600 decisions, and {checkpoints} checkpoints");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore, Workers};
 
 const MEMORY_BYTES: usize = 4 * 1_024 * 1_024;
+const EVICT_STEP: usize = 64;
 
 fn queue() -> QueueName {
     QueueName::new("default", "orders").unwrap()
@@ -39,6 +40,7 @@ impl Slow {
         let volume = Arc::new(OsVolume::create(path).unwrap());
         let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {})).unwrap();
         let options = Options { memory_bytes: MEMORY_BYTES, seed: 3, ..Options::default() };
+        let options = Options { evict_step: EVICT_STEP, ..options };
         let partition = Partition::open(store, options).unwrap();
         Self { partition, workers, sent: 0 }
     }
@@ -113,4 +115,35 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     while slow.workers.step().unwrap() {}
     while slow.partition.poll().unwrap().is_some() {}
     assert!(!slow.partition.is_busy());
+}
+
+#[test]
+fn the_next_checkpoint_waits_until_what_the_last_one_wrote_is_evicted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut slow = Slow::open(&directory.path().join("partition"));
+    let (config, if_version) = (Config::default(), None);
+    slow.call(vec![Command::Configure(Box::new(Configure { queue: queue(), config, if_version }))]);
+    let heads_max = MEMORY_BYTES / 4;
+    let head_bytes = |slow: &Slow| slow.partition.machine().usage().head_bytes();
+    while !slow.partition.is_checkpointing() {
+        slow.send_some();
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
+    // Enough for another one, if memory were still crowded when this one ends.
+    while head_bytes(&slow) < heads_max * 5 / 2 {
+        slow.send_some();
+    }
+    while slow.workers.step().unwrap() {}
+    let mut last = head_bytes(&slow);
+    for turn in 0.. {
+        while slow.partition.poll().unwrap().is_some() {}
+        assert!(!slow.partition.is_checkpointing(), "{last} bytes in memory in turn {turn}");
+        let bytes = head_bytes(&slow);
+        assert!(turn > 0 || bytes > heads_max * 2, "one step leaves memory crowded");
+        if bytes == last {
+            break; // Nothing is left to evict, and not enough for a checkpoint is new.
+        }
+        last = bytes;
+    }
+    assert!(last < heads_max * 3 / 2, "{last} bytes");
 }

@@ -70,6 +70,9 @@ pub struct Options {
     /// While the disk is short of space, a merge must free at least this much, and an eighth of
     /// what it reads.
     pub shrink_bytes_min: u64,
+    /// Files are synced in pieces of this size as they are written: on a disk one large sync at the
+    /// end would delay the journal's syncs, and so do pieces of a few MiB (docs/benchmarks.md).
+    pub sync_bytes: u64,
 }
 
 impl Default for Options {
@@ -79,6 +82,7 @@ impl Default for Options {
             merge_fan_in: 8,
             reserve_bytes: 1 << 20,
             shrink_bytes_min: 16 << 10,
+            sync_bytes: 1 << 20,
         }
     }
 }
@@ -103,6 +107,13 @@ pub(crate) fn head(volume: &dyn Volume) -> Result<Option<Head>, Error> {
 pub fn runs_of(manifest: &[u8]) -> Result<Vec<(String, u64)>, Error> {
     let manifest = Manifest::decode(manifest, manifest::NAME)?;
     Ok(manifest.runs.iter().map(|run| (run::name(run.id), run.bytes)).collect())
+}
+
+/// The same manifest for a store whose log is another one: it says nothing of how far the old log
+/// was synced.
+pub fn manifest_beside_another_log(manifest: &[u8]) -> Result<Vec<u8>, Error> {
+    let manifest = Manifest::decode(manifest, manifest::NAME)?;
+    Ok(Manifest { synced: 0, ..manifest }.encode())
 }
 
 /// The number in the name of a run file; `None` for other files.
@@ -250,6 +261,11 @@ impl Archive {
     /// `at`. One at a time.
     pub fn checkpoint(&self, rows: RowSet, through: Sequence, at: u64) -> CheckpointJob {
         CheckpointJob::new(self.0.clone(), rows, through, at)
+    }
+
+    /// About how much of the checkpoint in progress is written, from 0 to 1; 0 without one.
+    pub fn checkpoint_progress(&self) -> f64 {
+        self.0.counters.checkpoint_done.load(Ordering::Relaxed) as f64 / 1e3
     }
 
     /// The next worthwhile merge that fits, or the removal of files that are no longer read. `None`

@@ -246,7 +246,11 @@ impl<L: Log> Shared<L> {
         self.log.stop().fail_by(&error);
         self.interrupt();
         (self.wake)();
-        error
+        // What ended the log before explains what failed after it.
+        match self.log.stop().check() {
+            Err(cause @ (Error::Fenced { .. } | Error::Regressed { .. })) => cause,
+            _ => error,
+        }
     }
 
     /// Wakes all threads, so that they check for work.

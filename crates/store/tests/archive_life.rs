@@ -37,6 +37,26 @@ fn rows_are_seen_when_the_journal_is_durable_and_not_before() {
 }
 
 #[test]
+fn the_progress_of_a_checkpoint_grows_in_small_steps() {
+    let volume = TestVolume::default();
+    let archive = open(&volume).expect("a new archive");
+    let mut rows = points(0..200_000, 50);
+    (0..20_000_u32).for_each(|number| rows.put_ordered(&number.to_be_bytes(), &[7; 100]));
+    let mut job = archive.checkpoint(rows, 1, 0);
+    let mut last = archive.checkpoint_progress();
+    assert_eq!(last, 0.0, "nothing is done");
+    while job.step(0).expect("a step") != Step::Waiting {
+        let progress = archive.checkpoint_progress();
+        assert!(progress >= last, "from {last} to {progress}");
+        assert!(progress - last < 0.25, "from {last} to {progress}");
+        last = progress;
+    }
+    assert!((0.85..1.0).contains(&last), "it waits for the journal: {last}");
+    assert_eq!(job.step(1).expect("a step"), Step::Done);
+    assert_eq!(archive.checkpoint_progress(), 0.0, "there is none");
+}
+
+#[test]
 fn a_bucket_is_dropped_when_its_time_is_over_and_others_stay() {
     let volume = TestVolume::default();
     let archive = open(&volume).expect("a new archive");

@@ -2,7 +2,7 @@
 //! of them raises its epoch while it runs.
 
 use hapax_core::Fence;
-use hapax_store::Store;
+use hapax_store::{Error as StoreError, Store};
 
 use super::{Error, Partition};
 
@@ -13,7 +13,9 @@ impl<S: Store> Partition<S> {
         let is_quiet = self.cutting.is_none() && self.store.durable()? == self.appended;
         if is_quiet && !self.store.room().is_low() {
             let claim = match self.store.claim() {
-                Err(error) if error.is_full() => return Ok(()), // Fences are left for now.
+                // Fences are left for now.
+                Err(error) if error.is_full() => return Ok(()),
+                Err(StoreError::Unreachable { .. }) => return Ok(()),
                 claim => claim?,
             };
             assert_eq!(claim.last, self.appended, "the owner before was this one");

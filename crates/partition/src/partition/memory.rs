@@ -41,11 +41,15 @@ impl<S: Store> Partition<S> {
     }
 
     pub(super) fn is_due(&self, usage: Usage) -> bool {
-        let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0;
+        // While something can be evicted, which happens in steps, a checkpoint would only keep it
+        // in memory for longer.
+        let is_stuck = self.stuck_bytes > 0 || usage.head_bytes() > self.heads_max() * 3;
+        let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0 && is_stuck;
         // Delays that end change messages without a journal record.
         let changed_bytes = changed_bytes(&usage);
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
+            || self.journal_decisions > self.options.journal_decisions
             || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
             || self.relief_at(&usage).is_some_and(|at| at <= self.machine.now())
             || is_crowded && self.journal_bytes.max(changed_bytes / 4) > self.heads_max() / 8

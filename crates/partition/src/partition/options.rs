@@ -14,6 +14,10 @@ pub struct Options {
     pub memory_bytes: usize,
     /// A checkpoint is taken after at most this much journal, which bounds recovery.
     pub journal_bytes: usize,
+    /// The same in decisions, which are small where messages are leased and finished that are only
+    /// in rows: recovery reads a row for each. Batches that exceed what the journal takes at once
+    /// are counted in bytes alone.
+    pub journal_decisions: usize,
     /// While the disk is short of space, the minimum time between checkpoints that free some.
     pub relief_ms: u64,
     /// The most batches in flight to the disk at once.
@@ -50,6 +54,7 @@ impl Default for Options {
             partitions: 1,
             memory_bytes: 256 * 1_024 * 1_024,
             journal_bytes: 256 * 1_024 * 1_024,
+            journal_decisions: usize::MAX,
             relief_ms: 2_000,
             batches_in_flight: 8,
             seed: 0,

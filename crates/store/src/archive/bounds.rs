@@ -16,9 +16,6 @@ pub(super) const ORDERED_KEY_BYTES_MAX: usize = 1024;
 pub(super) const STEP_BYTES: usize = 256 << 10;
 /// Rows that one step of a job handles while it sorts or merges.
 pub(super) const STEP_ROWS: usize = 16 << 10;
-/// Files are synced in pieces of this size as they are written: one large sync at the end would
-/// delay the journal's syncs.
-pub(super) const SYNC_BYTES: u64 = 4 << 20;
 /// Bytes read at once when an input is read from end to end.
 pub(super) const READ_AHEAD_BYTES: usize = 128 << 10;
 

@@ -19,6 +19,11 @@ use crate::{Error, RowSet, Sequence};
 /// Distributing a row is much cheaper than writing it.
 const GATHER_ROWS: usize = 8 * STEP_ROWS;
 
+/// Estimated parts of a checkpoint's work, in thousandths: encoding and distributing its rows,
+/// writing them, and writing filters, indexes and the manifest.
+const GATHERED: u64 = 200;
+const WRITTEN: u64 = 900;
+
 /// Memory of earlier checkpoints, for the next one: there is one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
@@ -35,6 +40,8 @@ pub struct CheckpointJob {
     at: u64,
     writer: Option<RunWriter>,
     phase: Phase,
+    /// Rows that were written.
+    written: usize,
 }
 
 #[derive(Debug)]
@@ -60,19 +67,22 @@ impl CheckpointJob {
     pub(super) fn new(shared: Arc<Shared>, rows: RowSet, through: Sequence, at: u64) -> Self {
         let spare = std::mem::take(&mut shared.spare().slots);
         let phase = Phase::Gather(Buckets::new(spare));
-        Self { shared, rows, through, at, writer: None, phase }
+        Self { shared, rows, through, at, writer: None, phase, written: 0 }
     }
 
     /// Does a bounded amount of work. [`Step::Waiting`] means that all is written and `durable` has
     /// to reach the checkpoint's batch. If the disk is full ([`Error::is_full`]), what was written
     /// is removed, and the next step starts over.
     pub fn step(&mut self, durable: Sequence) -> Result<Step, Error> {
-        match self.advance(durable) {
+        let advanced = self.advance(durable);
+        self.shared.counters.checkpoint_done.store(self.progress(), Ordering::Relaxed);
+        match advanced {
             Ok(step) => Ok(step),
             Err(error) if error.is_full() => {
                 // Complete sections only need a new manifest, and that lets the journal shrink.
                 if !matches!(self.phase, Phase::Commit(_)) {
                     self.phase = Phase::Gather(Buckets::default());
+                    self.written = 0;
                     if let Some(writer) = self.writer.take() {
                         writer.abandon(&self.shared)?;
                     }
@@ -83,6 +93,18 @@ impl CheckpointJob {
                 self.phase = Phase::Failed(error.to_string());
                 Err(error)
             }
+        }
+    }
+
+    /// About how much is done, in thousandths.
+    fn progress(&self) -> u64 {
+        match &self.phase {
+            Phase::Points(..) | Phase::Ordered { .. } => {
+                let rows = (self.rows.points.len() + self.rows.ordered.len()).max(1);
+                GATHERED + (WRITTEN - GATHERED) * self.written.min(rows) as u64 / rows as u64
+            }
+            Phase::Finish | Phase::Commit(_) => WRITTEN,
+            Phase::Gather(_) | Phase::Done | Phase::Failed(_) => 0,
         }
     }
 
@@ -145,9 +167,17 @@ impl CheckpointJob {
                 }
                 continue;
             };
-            for &(key, row) in pile {
+            let value = |row: usize| {
                 let span = self.rows.points.get(row).map(|point| point.value);
-                let value = span.and_then(|span| self.rows.get(span));
+                span.and_then(|span| self.rows.get(span))
+            };
+            // The values lie in the order in which they were written: here the cache misses of a
+            // pile overlap, where below each row would wait for its own.
+            let firsts = pile.iter().filter_map(|(_, row)| value(*row)?.first());
+            std::hint::black_box(firsts.fold(0, |seen, byte| seen ^ byte));
+            self.written += pile.len();
+            for &(key, row) in pile {
+                let value = value(row);
                 if value.is_some() || bucket.keep_deleted {
                     bucket.section.push(writer, key, value);
                 }
@@ -177,6 +207,7 @@ impl CheckpointJob {
                 return Ok(Step::More);
             };
             *next += 1;
+            self.written += 1;
             let key = self.rows.get(row.key).unwrap_or_default();
             let value = self.rows.get(row.value);
             if value.is_some() || keep_deleted {

@@ -179,6 +179,16 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_beside_another_log_says_nothing_of_the_old_one_and_keeps_the_rest() {
+        let manifest = Manifest { epoch: 3, through: 9, at: 7, next_run: 2, ..Manifest::default() };
+        let noted = Manifest { synced: 77, ..manifest.clone() };
+        for written in [noted.encode(), version_1(&noted)] {
+            let moved = super::super::manifest_beside_another_log(&written).unwrap();
+            assert_eq!(Manifest::decode(&moved, "MANIFEST").unwrap(), manifest);
+        }
+    }
+
+    #[test]
     fn a_manifest_of_version_1_says_nothing_of_the_journal() {
         let manifest = Manifest { epoch: 3, through: 9, at: 7, next_run: 2, ..Manifest::default() };
         let noted = Manifest { synced: 77, ..manifest.clone() };

@@ -19,7 +19,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::bounds::{STEP_BYTES, SYNC_BYTES, UNIT_BYTES};
+use super::bounds::{STEP_BYTES, UNIT_BYTES};
 use super::build::Built;
 use super::bytes::Decoder;
 use super::section::{Meta, Part, Section};
@@ -216,7 +216,7 @@ impl RunWriter {
             shared.counters.wrote(self.pending.len() as u64);
             self.pending.clear();
         }
-        if self.written - self.synced >= SYNC_BYTES {
+        if self.written - self.synced >= shared.options.sync_bytes {
             self.sync()?;
         }
         Ok(())

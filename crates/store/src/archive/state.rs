@@ -108,6 +108,8 @@ pub(super) struct Counters {
     pub(super) false_positives: AtomicU64,
     pub(super) buckets_dropped: AtomicU64,
     pub(super) bytes_written: AtomicU64,
+    /// How much of the checkpoint in progress is done, in thousandths.
+    pub(super) checkpoint_done: AtomicU64,
 }
 
 impl Counters {

@@ -21,7 +21,7 @@ pub(crate) const FREE_BYTES_MIN_DEFAULT: u64 = 256 << 20;
 
 /// Bytes of a new segment that are filled and synced at a time: small enough not to delay the
 /// flusher's sync on the same device.
-pub(crate) const FILL_BYTES: u64 = 4 << 20;
+pub(crate) const FILL_BYTES: u64 = 1 << 20;
 /// Bytes read at a time.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
 
