@@ -58,7 +58,8 @@ pub struct Appender {
 enum Doing {
     Nothing,
     Appending(Vec<Sent>),
-    Looking,
+    /// For these owners, with the claims that they had: who claims again meanwhile is not judged.
+    Looking(Vec<(Ticket, Uuid)>),
 }
 
 /// A part that is on its way.
@@ -203,7 +204,7 @@ impl Appender {
         let on_its_way = match &self.doing {
             Doing::Nothing => false,
             Doing::Appending(sent) => sent.iter().any(|sent| sent.ticket == ticket),
-            Doing::Looking => true,
+            Doing::Looking(_) => true,
         };
         !on_its_way && !self.must_look
     }
@@ -228,13 +229,16 @@ impl Appender {
             return None;
         }
         if self.must_look {
-            let living = self.tails.values().filter(|tail| tail.end.is_none());
-            let mut partitions: Vec<u16> = living.map(|tail| tail.owner.partition).collect();
+            let living = self.tails.iter().filter(|(_, tail)| tail.end.is_none());
+            let mut partitions: Vec<u16> =
+                living.clone().map(|(_, tail)| tail.owner.partition).collect();
+            let judged = living.filter(|(_, tail)| !tail.is_held);
+            let judged = judged.map(|(ticket, tail)| (*ticket, tail.owner.claim)).collect();
             partitions.sort_unstable();
             partitions.dedup();
             self.must_look = false;
             if !partitions.is_empty() {
-                self.doing = Doing::Looking;
+                self.doing = Doing::Looking(judged);
                 return Some(Call::Ends(partitions));
             }
         }
@@ -280,7 +284,7 @@ impl Appender {
                 self.trouble = None;
                 sent.iter().zip(&answers).filter_map(|(sent, it)| self.appended(sent, it)).collect()
             }
-            (Doing::Looking, Ok(Answer::Ends(ends))) => self.looked(&ends),
+            (Doing::Looking(judged), Ok(Answer::Ends(ends))) => self.looked(&judged, &ends),
             (Doing::Nothing, _) => Vec::new(), // A reply that came twice.
             (_, outcome) => {
                 let was_full = self.is_full();
@@ -319,12 +323,15 @@ impl Appender {
         Some(sent.ticket)
     }
 
-    fn looked(&mut self, ends: &Ends) -> Vec<Ticket> {
+    fn looked(&mut self, judged: &[(Ticket, Uuid)], ends: &Ends) -> Vec<Ticket> {
         let is_same = ends.cluster == self.cluster && ends.lineage == self.lineage;
         let mut changed = Vec::new();
         // Who is held may be claiming again: the database has its next claim before this has.
-        let living = |tail: &Tail| tail.end.is_none() && !tail.is_held;
-        for (ticket, tail) in self.tails.iter_mut().filter(|(_, tail)| living(tail)) {
+        let living = |ticket: &Ticket, tail: &Tail| {
+            let is_judged = judged.contains(&(*ticket, tail.owner.claim));
+            is_judged && tail.end.is_none() && !tail.is_held
+        };
+        for (ticket, tail) in self.tails.iter_mut().filter(|(ticket, tail)| living(ticket, tail)) {
             let end = ends.ends.iter().find(|end| end.partition == tail.owner.partition);
             match end.filter(|_| is_same).map(|end| tail.judge(end)) {
                 Some(Ok(found)) => tail.found = found,

@@ -87,7 +87,8 @@ impl Pieces {
 /// The cache of one partition.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    directory: PathBuf,
+    /// None where nothing is kept.
+    directory: Option<PathBuf>,
     bytes_max: u64,
     held: Mutex<Held>,
 }
@@ -110,7 +111,12 @@ impl Cache {
         }
         let directory = parent.join(format!("{prefix}{name}"));
         let _ = fs::create_dir_all(&directory);
-        Self { directory, bytes_max, held: Mutex::default() }
+        Self { directory: Some(directory), bytes_max, held: Mutex::default() }
+    }
+
+    /// Keeps nothing: every piece is fetched when it is read.
+    pub(crate) fn none() -> Self {
+        Self { directory: None, bytes_max: 0, held: Mutex::default() }
     }
 
     /// Adds a piece at the end of a run, and keeps it.
@@ -177,22 +183,21 @@ impl Cache {
         let mut held = lock(&self.held);
         held.bytes = held.bytes.saturating_sub(freed);
         held.pieces.retain(|(of, _)| !std::ptr::eq(of.as_ptr(), Arc::as_ptr(run)));
-        let _ = fs::remove_file(self.path(run.number));
+        if let Some(path) = self.path(run.number) {
+            let _ = fs::remove_file(path);
+        }
     }
 
-    fn path(&self, run: u64) -> PathBuf {
-        self.directory.join(format!("{run:016x}"))
+    fn path(&self, run: u64) -> Option<PathBuf> {
+        Some(self.directory.as_ref()?.join(format!("{run:016x}")))
     }
 
     /// Writes a piece to the run's file. False if that fails: there may be no room.
     fn put(&self, run: u64, state: &mut Pieces, index: usize, bytes: &[u8]) -> bool {
+        let Some(path) = self.path(run) else { return false };
         if state.file.is_none() {
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .open(self.path(run));
+            let opened =
+                OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
             state.file = opened.ok();
         }
         let Pieces { places, file: Some(file), .. } = state else { return false };
@@ -231,7 +236,9 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
+        if let Some(directory) = &self.directory {
+            let _ = fs::remove_dir_all(directory);
+        }
     }
 }
 

@@ -100,12 +100,16 @@ pub enum Call {
     Pieces { partition: u16 },
     /// [`Answer::Bytes`].
     Fetch { partition: u16, run: u64, at: u64 },
-    /// Deletes at most 64 pieces of a run, for the owner alone: [`Answer::Changed`].
-    Remove { owner: Owner, run: u64 },
+    /// Deletes at most 64 pieces of a run, for the owner alone, and only if the manifest has at
+    /// least that version, which does not name the run: a database that was set back may have an
+    /// earlier one, which does. [`Answer::Changed`].
+    Remove { owner: Owner, run: u64, version: u64 },
     /// Enters a node: [`Answer::Changed`].
     Register { id: Uuid, node: Node },
+    /// Counts a node's row up. In the same statement, so that its commit proves what it saw: how
+    /// far all partitions are, and the batches with the numbers that were `known` of them.
     /// [`Answer::Heartbeat`].
-    Heartbeat { id: Uuid, state: NodeState, told_ms: u64 },
+    Heartbeat { id: Uuid, state: NodeState, told_ms: u64, known: Vec<(u16, Sequence)> },
     /// [`Answer::Seen`].
     Members,
     /// Deletes a node's row; if `heartbeat` is given, only if it has that one:
@@ -148,6 +152,25 @@ impl End {
     }
 }
 
+/// How far a partition was at a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    pub end: End,
+    /// The batch that was asked for, if the journal still has it.
+    pub kept: Option<LogEnd>,
+}
+
+/// What a heartbeat brings back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beaten {
+    pub count: u64,
+    /// The database's clock in ms.
+    pub database_ms: u64,
+    pub catalog: u64,
+    pub lineage: Uuid,
+    pub watched: Vec<Watched>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ends {
     pub cluster: Uuid,
@@ -179,8 +202,8 @@ pub enum Answer {
     },
     Pieces(Vec<(u64, u64, u64)>),
     Bytes(Option<Vec<u8>>),
-    /// Count, the database's clock in ms, catalog, lineage; `None` if the row is gone.
-    Heartbeat(Option<(u64, u64, u64, Uuid)>),
+    /// `None` if the row is gone.
+    Heartbeat(Option<Beaten>),
     Seen(Seen),
     Document(Vec<u8>, u64),
 }
@@ -192,4 +215,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Waits a moment before the next try.
     fn pause(&self);
+
+    /// Draws an id that nobody drew before.
+    fn draw(&self) -> Result<Uuid, String>;
+}
+
+/// An answer to something else than was asked.
+pub(crate) fn unexpected(answer: &Answer) -> Failure {
+    Failure::Refused(format!("it answered {answer:?}"))
 }

@@ -24,6 +24,9 @@ pub fn run(backend: &dyn Backend) {
     suite.releases();
     suite.nodes();
     suite.documents();
+    suite.pages();
+    suite.many_pieces();
+    suite.losses();
 }
 
 struct Suite<'a> {
@@ -113,7 +116,7 @@ impl Suite<'_> {
         assert!(answers.iter().all(|it| it.owned && it.follows && it.unsafe_setting.is_none()));
         let again = self.one(two.clone());
         assert!(again.owned && again.follows, "{again:?}");
-        assert_eq!(again.inserted, [], "the same again changes nothing");
+        assert!(again.inserted.is_empty(), "the same again changes nothing");
         let last = self.end(0).1;
         assert_eq!(last, two.batches[1].at);
         let gap = Position { sequence: 3, chain: 9 };
@@ -144,6 +147,17 @@ impl Suite<'_> {
         let liar = Owner { epoch: new.epoch, ..old };
         assert!(!self.one(self.part(liar, last, &[b"old"])).owned, "the epoch is not enough");
         assert!(!self.one(self.part(old, last, &[])).owned, "nor is it confirmed");
+        let other = self.end(2).1;
+        let questions = [(old, last), (new, last), (neighbour, other)];
+        let questions = questions.map(|(owner, after)| self.part(owner, after, &[])).to_vec();
+        let owned: Vec<bool> = self.append(questions).iter().map(|it| it.owned).collect();
+        assert_eq!(owned, [false, true, true], "a question tells who still owns");
+        let Answer::Ends(ends) = self.call(Call::Ends(vec![2, 0, 2])) else { panic!("ends") };
+        let mut found: Vec<_> =
+            ends.ends.iter().map(|end| (end.partition, end.claim, end.position())).collect();
+        found.sort_by_key(|(partition, ..)| *partition);
+        let expected = [(0, Some(new.claim), last), (2, Some(neighbour.claim), other)];
+        assert_eq!(found, expected, "every partition that was asked for, once");
         let parts = vec![self.part(old, last, &[b"old"]), self.part(new, last, &[b"new"])];
         let answers = self.append(parts);
         assert!(!answers[0].owned && answers[1].inserted == [last.sequence + 1]);
@@ -191,8 +205,10 @@ impl Suite<'_> {
         let expected =
             Answer::Manifest { version: version + 1, through: 2, bytes: b"manifest".to_vec() };
         assert_eq!(self.call(Call::Manifest { partition }), expected);
-        assert_eq!(self.changed(Call::Remove { owner: old, run }), 0, "by the replaced owner");
-        assert_eq!(self.changed(Call::Remove { owner: new, run }), 2);
+        let remove = |owner, version| self.changed(Call::Remove { owner, run, version });
+        assert_eq!(remove(old, version), 0, "by the replaced owner");
+        assert_eq!(remove(new, version + 2), 0, "of a manifest that the database has lost");
+        assert_eq!(remove(new, version + 1), 2);
         assert_eq!(self.call(Call::Pieces { partition }), Answer::Pieces(vec![]));
     }
 
@@ -203,8 +219,10 @@ impl Suite<'_> {
         let ghost = self.part(old, start, &[b"a"]);
         assert_eq!(self.changed(Call::Truncate { partition, from: 0, to: 64 }), 2);
         assert_eq!(self.call(Call::First { partition }), Answer::First(Some(2)), "through stays");
-        assert!(self.one(ghost).inserted.is_empty(), "a deleted place is not filled again");
+        assert!(self.one(ghost.clone()).inserted.is_empty(), "a deleted place stays empty");
         let last = self.end(1).1;
+        let old = self.newest(1);
+        assert!(!self.one(ghost).owned, "nor by an owner that was replaced");
         assert_eq!(self.one(self.part(old, last, &[b"c"])).inserted, [3]);
     }
 
@@ -226,15 +244,74 @@ impl Suite<'_> {
         let node = Node { name: text("n"), address: text("a:1"), release: text("0"), feature: 1 };
         assert_eq!(self.changed(Call::Register { id, node }), 1);
         let state = NodeState::Serving;
-        let beat = |told_ms| self.call(Call::Heartbeat { id, state, told_ms });
-        assert!(matches!(beat(5), Answer::Heartbeat(Some((1, ..)))));
-        assert!(matches!(beat(3), Answer::Heartbeat(Some((2, ..)))));
+        let (_, last, _) = self.end(1);
+        let known = vec![(1, last.sequence), (3, last.sequence + 1_000)];
+        let beat = |told_ms| {
+            let known = known.clone();
+            self.call(Call::Heartbeat { id, state, told_ms, known })
+        };
+        let Answer::Heartbeat(Some(beaten)) = beat(5) else { panic!("a heartbeat") };
+        assert_eq!(beaten.count, 1);
+        let Answer::Ends(ends) = self.call(Call::Ends(vec![0, 1, 2, 3])) else { panic!("ends") };
+        assert_eq!(beaten.lineage, ends.lineage);
+        for end in ends.ends {
+            let watched = beaten.watched.iter().find(|it| it.end.partition == end.partition);
+            let watched = watched.expect("every partition");
+            assert_eq!(watched.end, end);
+            assert_eq!(watched.kept, Some(end.last).filter(|_| end.partition == 1));
+        }
+        assert!(matches!(beat(3), Answer::Heartbeat(Some(beaten)) if beaten.count == 2));
         let Answer::Seen(seen) = self.call(Call::Members) else { panic!("members") };
         let row = seen.nodes.iter().find(|row| row.id == id).expect("a row");
         assert_eq!((row.heartbeat, row.told_ms, row.state), (2, 5, Some(state)));
         assert_eq!(self.changed(Call::Forget { id, heartbeat: Some(1) }), 0, "it beats");
         assert_eq!(self.changed(Call::Forget { id, heartbeat: Some(2) }), 1);
+        assert_eq!(self.changed(Call::Forget { id, heartbeat: None }), 0, "it is gone");
         assert_eq!(beat(9), Answer::Heartbeat(None), "its row is gone");
+    }
+
+    /// The journal of partition 2, page by page.
+    fn pages(&mut self) {
+        let (partition, owner) = (2, self.newest(2));
+        let after = self.end(2).1;
+        let batch = [7; 1000];
+        self.one(self.part(owner, after, &[&batch, &batch, &batch]));
+        let first = after.sequence + 1;
+        let page = |from, bytes| match self.call(Call::Read { partition, from, bytes }) {
+            Answer::Rows(rows) => rows.iter().map(|row| row.at.sequence).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(page(first, 1), [first], "at least one");
+        assert_eq!(page(first, 1001), [first, first + 1], "until there are so many bytes");
+        assert_eq!(page(first + 2, 1 << 20), [first + 2]);
+        assert_eq!(page(first + 3, 1 << 20), [] as [Sequence; 0]);
+    }
+
+    /// A run of more pieces than one statement removes.
+    fn many_pieces(&mut self) {
+        let owner = self.newest(1);
+        let run = (u64::from(owner.epoch) << 40) | 7;
+        for at in 0..70 {
+            assert_eq!(self.keep(owner, run, at, b"p"), Answer::Owned(true));
+        }
+        assert_eq!(self.changed(Call::Remove { owner, run, version: 0 }), 64);
+        assert_eq!(self.changed(Call::Remove { owner, run, version: 0 }), 6);
+        assert_eq!(self.changed(Call::Remove { owner, run, version: 0 }), 0);
+    }
+
+    /// The last: nobody owns anything after it.
+    fn losses(&mut self) {
+        let owner = self.newest(0);
+        let (_, last, _) = self.end(0);
+        let lineage = self.id();
+        assert!(self.changed(Call::AcceptLoss { lineage }) >= 4, "every partition");
+        assert_eq!(self.changed(Call::AcceptLoss { lineage }), 0, "twice is once");
+        let Answer::Ends(ends) = self.call(Call::Ends(vec![0])) else { panic!("ends") };
+        assert_eq!(ends.lineage, lineage);
+        let end = ends.ends[0];
+        assert_eq!((end.epoch, end.claim, end.owner), (owner.epoch + 65_536, None, None));
+        assert!(!self.one(self.part(owner, last, &[b"late"])).owned, "every owner is fenced");
+        assert_eq!(self.newest(0).epoch, end.epoch + 1);
     }
 
     fn documents(&mut self) {

@@ -2,20 +2,30 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use bytes::BytesMut;
 use hapax_store::{Epoch, LogEnd};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_postgres::error::Severity;
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
+use tokio_postgres::types::{IsNull, ToSql, Type, accepts, to_sql_checked};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
 use uuid::Uuid;
 
-use crate::call::{self, Answer, Appended, Call, End, Ends, Owner, Part, Position};
+use crate::call::{
+    self, Answer, Appended, Beaten, Call, End, Ends, Owner, Part, Position, Watched,
+};
 use crate::error::Failure;
 use crate::members::{Node, NodeRow, NodeState, OwnerRow, Seen};
-use crate::settings::Settings;
+use crate::settings::{CONNECT_TIMEOUT, Settings};
 use crate::sql::{self, Sql};
+
+/// How much later each host is tried than the one before it. A heartbeat takes a second at most,
+/// and has to reach the second host by then.
+const HOST_STEP: Duration = Duration::from_millis(200);
 
 /// A session, or with a pooler in between a place in its queue.
 #[derive(Debug)]
@@ -26,29 +36,77 @@ pub(crate) struct Connection {
     /// By text; empty if statements are not prepared.
     prepared: HashMap<&'static str, Statement>,
     pooled: bool,
+    driver: AbortHandle,
+    /// How many there are.
+    connections: Arc<AtomicUsize>,
+    /// A statement is under way.
+    is_busy: bool,
 }
 
 type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 impl Connection {
     /// Connects to the first host that takes writes; names are resolved anew.
+    ///
+    /// A host may accept a connection and never answer, as one whose machine stands still does, so
+    /// the next one is tried soon beside it.
     pub(crate) async fn open(settings: &Settings) -> Result<Self, Failure> {
+        let first = settings.preferred.load(Ordering::Relaxed);
+        let mut attempts = JoinSet::new();
+        for turn in 0..settings.hosts.len() {
+            let host = (first + turn) % settings.hosts.len();
+            let settings = settings.clone();
+            let delay = HOST_STEP * u32::try_from(turn).unwrap_or(u32::MAX);
+            attempts.spawn(async move {
+                tokio::time::sleep(delay).await;
+                (host, Self::open_host(&settings, host).await)
+            });
+        }
+        let mut refused = None;
+        while let Some(attempt) = attempts.join_next().await {
+            match attempt {
+                Ok((host, Ok(connection))) => {
+                    settings.preferred.store(host, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                // What the first host of the URL says is reported: the others may be standbys.
+                Ok((host, Err(failure))) if host == 0 || refused.is_none() => {
+                    refused = Some(failure);
+                }
+                _ => {}
+            }
+        }
+        Err(refused.unwrap_or_else(|| Failure::Unreachable("it was not tried".to_owned())))
+    }
+
+    async fn open_host(settings: &Settings, host: usize) -> Result<Self, Failure> {
+        let Some(config) = settings.hosts.get(host) else {
+            return Err(Failure::Unreachable("it has no host".to_owned()));
+        };
+        let within = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        let connecting = Self::connect(settings, config);
+        let late = |_| Failure::Unreachable(format!("it was silent for {within:?}"));
+        tokio::time::timeout(within, connecting).await.map_err(late)?
+    }
+
+    async fn connect(settings: &Settings, config: &Config) -> Result<Self, Failure> {
         let warned = Arc::new(Mutex::new(None));
-        let client = match &settings.tls {
+        let (client, driver) = match &settings.tls {
             Some(tls) => {
-                let connected = settings.config.connect(tls.clone()).await;
+                let connected = config.connect(tls.clone()).await;
                 let (client, connection) = connected.map_err(|error| failure(&error))?;
-                tokio::spawn(drive(connection, Arc::clone(&warned)));
-                client
+                (client, tokio::spawn(drive(connection, Arc::clone(&warned))))
             }
             None => {
-                let connected = settings.config.connect(NoTls).await;
+                let connected = config.connect(NoTls).await;
                 let (client, connection) = connected.map_err(|error| failure(&error))?;
-                tokio::spawn(drive(connection, Arc::clone(&warned)));
-                client
+                (client, tokio::spawn(drive(connection, Arc::clone(&warned))))
             }
         };
-        Ok(Self { client, warned, prepared: HashMap::new(), pooled: settings.pooled })
+        let (driver, pooled, prepared) = (driver.abort_handle(), settings.pooled, HashMap::new());
+        let connections = Arc::clone(&settings.connections);
+        connections.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { client, warned, prepared, pooled, driver, connections, is_busy: false })
     }
 
     /// Executes several statements of text, for the schema.
@@ -77,24 +135,34 @@ impl Connection {
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, Failure> {
         *self.lock_warned() = None;
-        let rows = if self.pooled {
+        self.is_busy = true;
+        let rows = self.query(sql, parameters).await;
+        self.is_busy = false;
+        // The driver saw a warning before it passed on the end of the statement.
+        match (rows, self.lock_warned().take()) {
+            (Ok(_), Some(warning)) => Err(Failure::Warned(warning)),
+            (rows, _) => rows.map_err(|error| failure(&error)),
+        }
+    }
+
+    async fn query(
+        &mut self,
+        sql: &Sql,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        if self.pooled {
             let typed: Vec<_> =
                 parameters.iter().zip(sql.types).map(|(it, of)| (*it, of.clone())).collect();
             self.client.query_typed(sql.text, &typed).await
         } else {
             if !self.prepared.contains_key(sql.text) {
-                let prepared = self.client.prepare_typed(sql.text, sql.types).await;
-                self.prepared.insert(sql.text, prepared.map_err(|error| failure(&error))?);
+                let prepared = self.client.prepare_typed(sql.text, sql.types).await?;
+                self.prepared.insert(sql.text, prepared);
             }
             match self.prepared.get(sql.text) {
                 Some(statement) => self.client.query(statement, parameters).await,
                 None => unreachable!("it was prepared above"),
             }
-        };
-        // The driver saw a warning before it passed on the end of the statement.
-        match (rows, self.lock_warned().take()) {
-            (Ok(_), Some(warning)) => Err(Failure::Warned(warning)),
-            (rows, _) => rows.map_err(|error| failure(&error)),
         }
     }
 
@@ -204,9 +272,10 @@ impl Connection {
                 let rows = self.rows(&sql::FETCH, &[&number, &run, &at]).await?;
                 Ok(Answer::Bytes(rows.first().map(|row| get(row, 0)).transpose()?))
             }
-            Call::Remove { owner, run } => {
+            Call::Remove { owner, run, version } => {
                 let (number, epoch, claim) = owner_columns(owner);
-                let columns: Parameters<'_> = &[&number, &epoch, &claim, &run.cast_signed()];
+                let (run, version) = (run.cast_signed(), version.cast_signed());
+                let columns: Parameters<'_> = &[&number, &epoch, &claim, &run, &version];
                 self.count(&sql::REMOVE, columns).await.map(Answer::Changed)
             }
             _ => unreachable!("the others are not of runs"),
@@ -219,13 +288,12 @@ impl Connection {
                 let Node { name, address, release, feature } = node;
                 self.changed(&sql::REGISTER, &[id, name, address, release, feature]).await
             }
-            Call::Heartbeat { id, state, told_ms } => {
+            Call::Heartbeat { id, state, told_ms, known } => {
                 let (state, told) = (*state as i16, told_ms.cast_signed());
-                let rows = self.rows(&sql::HEARTBEAT, &[id, &state, &told]).await?;
-                let beat = |row: &Row| {
-                    Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?, get(row, 3)?))
-                };
-                Ok(Answer::Heartbeat(rows.first().map(beat).transpose()?))
+                let numbers: Vec<i32> = known.iter().map(|(it, _)| i32::from(*it)).collect();
+                let sequences: Vec<i64> = known.iter().map(|(_, it)| it.cast_signed()).collect();
+                let columns: Parameters<'_> = &[id, &state, &told, &numbers, &sequences];
+                beaten(&self.rows(&sql::HEARTBEAT, columns).await?).map(Answer::Heartbeat)
             }
             Call::Members => {
                 let nodes = self.rows(&sql::NODES, &[]).await?;
@@ -261,13 +329,17 @@ impl Connection {
         let afters: Vec<i64> = parts.iter().map(|it| it.after.sequence.cast_signed()).collect();
         let chains: Vec<i64> = parts.iter().map(|it| it.after.chain.cast_signed()).collect();
         let (mut places, mut sequences) = (Vec::new(), Vec::new());
-        let (mut new_chains, mut batches) = (Vec::new(), Vec::new());
+        let (mut new_chains, mut starts, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 1;
         for (place, part) in (1_i64..).zip(parts) {
             for batch in &part.batches {
                 places.push(place);
                 sequences.push(batch.at.sequence.cast_signed());
                 new_chains.push(batch.at.chain.cast_signed());
-                batches.push(&*batch.bytes);
+                let length = batch.bytes.len() as i32;
+                starts.push(start);
+                lengths.push(length);
+                start += length;
             }
         }
         let columns: Parameters<'_> = &[
@@ -279,7 +351,9 @@ impl Connection {
             &places,
             &sequences,
             &new_chains,
-            &batches,
+            &starts,
+            &lengths,
+            &Batches(parts),
         ];
         let rows = self.rows(&sql::APPEND, columns).await?;
         let mut answers = vec![Appended::default(); parts.len()];
@@ -311,22 +385,40 @@ impl Connection {
         let rows = self.rows(&sql::ENDS, &[&numbers]).await?;
         let first = rows.first().ok_or_else(|| missing("its partitions"))?;
         let (cluster, lineage) = (get(first, 0)?, get(first, 1)?);
-        let end = |row: &Row| {
-            Ok(End {
-                partition: number_of(get(row, 2)?)?,
-                epoch: epoch_of(get(row, 3)?)?,
-                claim: get(row, 4)?,
-                owner: get(row, 5)?,
-                last: LogEnd {
-                    epoch: epoch_of(get(row, 6)?)?,
-                    sequence: unsigned(row, 7)?,
-                    chain: unsigned(row, 8)?,
-                },
-            })
-        };
-        let ends = rows.iter().map(end).collect::<Result<_, Failure>>()?;
+        let ends = rows.iter().map(|row| end(row, 2)).collect::<Result<_, Failure>>()?;
         Ok(Answer::Ends(Ends { cluster, lineage, ends }))
     }
+}
+
+impl Drop for Connection {
+    /// A connection with a statement under way is closed at once: the driver would wait for the
+    /// answer. The statement is not cancelled.
+    fn drop(&mut self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+        if self.is_busy {
+            self.driver.abort();
+        }
+    }
+}
+
+/// The batches of an append, one after the other, as one value.
+#[derive(Debug)]
+struct Batches<'a>(&'a [Part]);
+
+impl ToSql for Batches<'_> {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        let batches = || self.0.iter().flat_map(|part| &part.batches);
+        out.reserve(batches().map(|batch| batch.bytes.len()).sum());
+        batches().for_each(|batch| out.extend_from_slice(&batch.bytes));
+        Ok(IsNull::No)
+    }
+
+    accepts!(BYTEA);
+    to_sql_checked!();
 }
 
 /// Moves the bytes of a connection, and keeps its warnings.
@@ -397,6 +489,39 @@ fn epoch_of(number: i64) -> Result<Epoch, Failure> {
 
 fn number_of(number: i32) -> Result<u16, Failure> {
     u16::try_from(number).map_err(|_| Failure::Refused(format!("{number} is no partition")))
+}
+
+/// The columns of an end, from this one on.
+fn end(row: &Row, at: usize) -> Result<End, Failure> {
+    Ok(End {
+        partition: number_of(get(row, at)?)?,
+        epoch: epoch_of(get(row, at + 1)?)?,
+        claim: get(row, at + 2)?,
+        owner: get(row, at + 3)?,
+        last: log_end(row, at + 4)?,
+    })
+}
+
+fn log_end(row: &Row, at: usize) -> Result<LogEnd, Failure> {
+    let epoch = epoch_of(get(row, at)?)?;
+    Ok(LogEnd { epoch, sequence: unsigned(row, at + 1)?, chain: unsigned(row, at + 2)? })
+}
+
+/// The rows of a heartbeat: one for each partition, or none if the node's is gone.
+fn beaten(rows: &[Row]) -> Result<Option<Beaten>, Failure> {
+    let Some(first) = rows.first() else { return Ok(None) };
+    let watched = |row: &Row| {
+        let is_kept = get::<Option<i64>>(row, 11)?.is_some();
+        let kept = is_kept.then(|| log_end(row, 11)).transpose()?;
+        Ok(Watched { end: end(row, 4)?, kept })
+    };
+    Ok(Some(Beaten {
+        count: unsigned(first, 0)?,
+        database_ms: unsigned(first, 1)?,
+        catalog: unsigned(first, 2)?,
+        lineage: get(first, 3)?,
+        watched: rows.iter().map(watched).collect::<Result<_, Failure>>()?,
+    }))
 }
 
 fn owner_columns(owner: &Owner) -> (i32, i64, Uuid) {

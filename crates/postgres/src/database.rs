@@ -1,26 +1,38 @@
 //! The database: its connections, and what all nodes share.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::mem::{Discriminant, discriminant};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
 use crate::appender::Appender;
-use crate::call::{Answer, Backend, Call};
+use crate::call::{Answer, Backend, Call, unexpected};
 use crate::connection::Connection;
+use crate::drive::{Driver, execute};
 use crate::error::{Failure, Refused};
-use crate::lane::{Lane, execute};
+use crate::lane::{Lane, OnAppend};
+use crate::patience::{Patience, Pulse};
 use crate::schema;
 use crate::settings::Settings;
+use crate::witness::Witnesses;
 
 /// Appends of a node go over this many connections.
 const LANES: usize = 2;
 /// Claims, checkpoints, merges and reads share this many; members have one more.
 const POOL: usize = 4;
+/// A statement of those that takes longer may be on a dead connection.
+const POOL_LATE: Duration = Duration::from_secs(20);
 /// Between two tries, at random within these.
 const PAUSE_MS: std::ops::Range<u64> = 20..250;
 
@@ -76,6 +88,8 @@ struct Inner {
     pool: Arc<Pool>,
     /// Of the members alone, so that no full pool keeps a heartbeat waiting.
     members: Arc<Pool>,
+    pulse: Pulse,
+    on_append: Arc<OnceLock<OnAppend>>,
     runtime: Option<Runtime>,
 }
 
@@ -97,15 +111,28 @@ impl Database {
             Some(checked) => checked?,
             None => return Err(unreachable("its thread ended".to_owned())),
         };
-        let lane = || Arc::new(Lane::new(shared.cluster, shared.lineage));
-        let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
-        for lane in &lanes {
-            runtime.spawn(Arc::clone(lane).run(settings.clone()));
-        }
-        let pool = |size| Arc::new(Pool::new(settings.clone(), size));
+        let (pulse, on_append) = (Pulse::default(), Arc::new(OnceLock::new()));
+        let lane = |_| {
+            let wanted = Arc::new(Notify::new());
+            let told = Arc::clone(&wanted);
+            let wake = Arc::new(move || told.notify_one());
+            let lane = Arc::new(Lane::new(shared.cluster, shared.lineage, wake));
+            let driver = Driver {
+                lane: Arc::clone(&lane),
+                wanted,
+                settings: settings.clone(),
+                pulse: pulse.clone(),
+                on_append: Arc::clone(&on_append),
+            };
+            runtime.spawn(driver.run());
+            lane
+        };
+        let lanes: Vec<_> = (0..LANES).map(lane).collect();
+        let pool = |size| Arc::new(Pool::new(settings.clone(), size, pulse.clone(), POOL_LATE));
         let (pool, members) = (pool(POOL), pool(1));
         let runtime = Some(runtime);
-        Ok(Self(Arc::new(Inner { settings, shared, lanes, pool, members, runtime })))
+        let inner = Inner { settings, shared, lanes, pool, members, pulse, on_append, runtime };
+        Ok(Self(Arc::new(inner)))
     }
 
     pub fn shared(&self) -> &Shared {
@@ -117,10 +144,37 @@ impl Database {
         self.0.settings.shown()
     }
 
+    /// The same with the one host that answered last, of several.
+    pub fn answered(&self) -> String {
+        self.0.settings.answered()
+    }
+
+    /// What this machine knows of the partitions, in one directory for each.
+    pub fn witnesses(&self, directory: impl Fn(u16) -> PathBuf) -> Witnesses {
+        let Shared { cluster, lineage, partitions, .. } = *self.shared();
+        let directories: Vec<_> = (0..partitions).map(directory).collect();
+        Witnesses::of_files((cluster, lineage), &directories)
+    }
+
     /// Asks now how far the partitions of this node are, so that an idle owner that was replaced
     /// learns of it. Returns at once.
     pub fn check_owners(&self) {
-        self.0.lanes.iter().for_each(|lane| lane.with(Appender::look));
+        self.0.lanes.iter().for_each(|lane| lane.look());
+    }
+
+    /// Tells of every append from now on; the first who asks is told.
+    pub fn on_append(&self, told: OnAppend) {
+        let _ = self.0.on_append.set(told);
+    }
+
+    /// How many connections are open.
+    pub fn connections(&self) -> usize {
+        self.0.settings.connections.load(Ordering::Relaxed)
+    }
+
+    /// Whether the database has no room for batches.
+    pub fn is_full(&self) -> bool {
+        self.0.lanes.iter().any(|lane| lane.read(Appender::is_full))
     }
 
     /// Waits until nothing of this node is on its way to the database. For tests.
@@ -182,7 +236,13 @@ impl Database {
 
     /// The same over the members' connection.
     pub(crate) fn call_member(&self, call: Call, within: Duration) -> Result<Answer, Failure> {
-        self.execute(&self.0.members, call, Some(within))
+        let begun = Instant::now();
+        let is_heartbeat = matches!(call, Call::Heartbeat { .. });
+        let answer = self.execute(&self.0.members, call, Some(within))?;
+        if is_heartbeat {
+            self.0.pulse.beat(begun);
+        }
+        Ok(answer)
     }
 
     pub(crate) fn lane(&self, partition: u16) -> &Arc<Lane> {
@@ -229,6 +289,10 @@ impl Backend for Database {
     fn pause(&self) {
         std::thread::sleep(Duration::from_millis(fastrand::u64(PAUSE_MS)));
     }
+
+    fn draw(&self) -> Result<Uuid, String> {
+        draw()
+    }
 }
 
 impl fmt::Debug for Database {
@@ -251,11 +315,20 @@ struct Pool {
     settings: Settings,
     permits: Semaphore,
     idle: Mutex<Vec<Connection>>,
+    pulse: Pulse,
+    /// How late a statement is at first.
+    late: Duration,
+    /// For each kind of call: what keeps one from its end, such as a lock of a table, may be no
+    /// obstacle to others.
+    patience: Mutex<HashMap<Kind, Patience>>,
 }
 
+type Kind = Discriminant<Call>;
+
 impl Pool {
-    fn new(settings: Settings, size: usize) -> Self {
-        Self { settings, permits: Semaphore::new(size), idle: Mutex::default() }
+    fn new(settings: Settings, size: usize, pulse: Pulse, late: Duration) -> Self {
+        let (permits, idle, patience) = (Semaphore::new(size), Mutex::default(), Mutex::default());
+        Self { settings, permits, idle, pulse, late, patience }
     }
 
     async fn call(&self, call: &Call) -> Result<Answer, Failure> {
@@ -263,13 +336,27 @@ impl Pool {
             unreachable!("the semaphore is never closed");
         };
         let mut connection = self.lock_idle().pop();
-        let outcome = execute(&self.settings, &mut connection, call).await;
+        let kind = discriminant(call);
+        let (gives_up, limit) = self.with_patience(kind, |it| (it.ends(), it.limit()));
+        let outcome = execute(&self.settings, &mut connection, call, gives_up).await;
+        let is_given_up = matches!(outcome, Err(Failure::TimedOut(_)));
+        self.with_patience(kind, |it| {
+            // Those that were sent together and are given up together count once.
+            if !is_given_up || it.limit() == limit {
+                it.ended(is_given_up);
+            }
+        });
         match &outcome {
             // The others are likely to be as old: the next calls connect anew.
             Err(failure) if failure.ends_connection() => self.lock_idle().clear(),
             _ => self.lock_idle().extend(connection),
         }
         outcome
+    }
+
+    fn with_patience<T>(&self, kind: Kind, with: impl FnOnce(&mut Patience) -> T) -> T {
+        let mut all = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+        with(all.entry(kind).or_insert_with(|| Patience::new(self.pulse.clone(), self.late)))
     }
 
     fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
@@ -288,10 +375,6 @@ fn wait<T: Send + 'static>(
         let _ = done.send(future.await);
     });
     waiting.recv().ok()
-}
-
-pub(crate) fn unexpected(answer: &Answer) -> Failure {
-    Failure::Refused(format!("it answered {answer:?}"))
 }
 
 /// A random id.

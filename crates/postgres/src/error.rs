@@ -28,7 +28,7 @@ pub enum Refused {
          {remedy} and start again"
     )]
     Unsafe { database: String, setting: &'static str, value: String, remedy: &'static str },
-    #[error("{database} lets {user} not do what is needed: {why}. As its owner: {remedy}")]
+    #[error("{database} does not let {user} do what is needed: {why}. As its owner: {remedy}")]
     Rights { database: String, user: String, why: String, remedy: String },
     #[error(
         "{database} has a schema named hapax that is not of this broker ({why}): use another \
@@ -40,6 +40,19 @@ pub enum Refused {
          upgrade this node"
     )]
     Newer { database: String, found: i32, known: i32 },
+    #[error(
+        "{database} has an import of {from} that is under way or was interrupted, and is no \
+         broker yet. If it was interrupted, run hapax import again: it begins anew. Or remove \
+         what it left: DROP SCHEMA hapax CASCADE"
+    )]
+    Importing { database: String, from: String },
+    #[error("{database} has an import of {from} under way: wait for its end")]
+    ImportRunning { database: String, from: String },
+    #[error(
+        "{database} already holds a broker: import into another database, or, if nobody needs it, \
+         stop its nodes and remove it: DROP SCHEMA hapax CASCADE"
+    )]
+    NotEmpty { database: String },
     #[error("{database} holds no broker yet: start one with this store first")]
     Empty { database: String },
     #[error("{database} answered with something unexpected: {why}")]
@@ -63,6 +76,9 @@ pub enum Failure {
     /// The transaction was rolled back, and the same again may work.
     #[error("the database rolled back: {0}")]
     RolledBack(String),
+    /// What the database keeps cannot be read: asking again does not help.
+    #[error("the database is damaged: {0}")]
+    Damaged(String),
     /// Anything else, for a person to look at.
     #[error("the database refused: {0}")]
     Refused(String),
@@ -78,6 +94,7 @@ impl Failure {
         match state {
             "53100" | "53200" | "53400" => Self::Full(text),
             "40001" | "40P01" => Self::RolledBack(text),
+            "XX001" | "XX002" => Self::Damaged(text),
             // Too many connections; the server is starting, stopping or a standby.
             "53300" | "25006" | "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => {
                 Self::Unreachable(text)
@@ -89,6 +106,10 @@ impl Failure {
 
     /// Whether the connection is of no more use.
     pub fn ends_connection(&self) -> bool {
-        !matches!(self, Self::Full(_) | Self::RolledBack(_) | Self::Refused(_))
+        let stays = matches!(
+            self,
+            Self::Full(_) | Self::RolledBack(_) | Self::Damaged(_) | Self::Refused(_)
+        );
+        !stays
     }
 }

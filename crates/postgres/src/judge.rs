@@ -104,6 +104,11 @@ impl Judge {
         self.good_since = None;
     }
 
+    /// For how long this node's own heartbeats have succeeded without a gap.
+    pub fn good_for(&self, now: Duration) -> Duration {
+        self.good_since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
+    }
+
     /// The rows as they were read, at `now`.
     pub fn note(&mut self, now: Duration, seen: &Seen) {
         self.peers.retain(|id, _| seen.nodes.iter().any(|node| node.id == *id));

@@ -1,26 +1,21 @@
-//! A lane: an [`Appender`] that the threads of its partitions share with the task that has the
-//! connection.
+//! A lane: an [`Appender`] that the threads of its partitions share with whoever executes its
+//! calls: the task that has the connection, or the simulator.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use hapax_store::journal::Wake;
 use hapax_store::{Error, LogEnd};
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::appender::{Appender, Ticket};
 use crate::call::{Answer, Call, Owner};
-use crate::connection::Connection;
 use crate::error::Failure;
-use crate::settings::Settings;
 
-/// An idle lane asks this often how far everything is.
-const LOOK: Duration = Duration::from_secs(60);
-/// How often watchers are called, whatever happens.
-const TICK: Duration = Duration::from_secs(1);
-/// The pauses between tries are random, up to this for the first and the last of many.
-const PAUSE_MS: (u64, u64) = (50, 500);
+/// Is told of every append: how long the statement took, how many batches it had, and whether it
+/// was acknowledged. Must not block.
+pub type OnAppend = Box<dyn Fn(Duration, usize, bool) + Send + Sync>;
 
 /// Is told what became of an owner's batches and questions.
 pub(crate) trait Watcher: Send + Sync {
@@ -30,12 +25,17 @@ pub(crate) trait Watcher: Send + Sync {
     fn tick(&self);
 }
 
+/// Lets outcomes arrive. False if who waits has waited for long enough.
+pub type Pass = Arc<dyn Fn() -> bool + Send + Sync>;
+
 pub struct Lane {
     state: Mutex<State>,
     /// Told with every outcome.
     moved: Condvar,
-    /// Told when there may be something to send.
-    wanted: Notify,
+    /// Called when there may be something to send.
+    wanted: Wake,
+    /// Lets time pass for who waits, where it does not pass by itself.
+    pass: Option<Pass>,
 }
 
 struct State {
@@ -46,10 +46,16 @@ struct State {
 }
 
 impl Lane {
-    pub fn new(cluster: Uuid, lineage: Uuid) -> Self {
+    /// `wanted` is called when there may be something to send.
+    pub fn new(cluster: Uuid, lineage: Uuid, wanted: Wake) -> Self {
         let appender = Appender::new(cluster, lineage);
         let state = State { appender, watchers: BTreeMap::new(), since: None };
-        Self { state: Mutex::new(state), moved: Condvar::new(), wanted: Notify::new() }
+        Self { state: Mutex::new(state), moved: Condvar::new(), wanted, pass: None }
+    }
+
+    /// A lane whose calls are executed in steps, between which `pass` is called.
+    pub fn stepped(cluster: Uuid, lineage: Uuid, pass: Pass) -> Self {
+        Self { pass: Some(pass), ..Self::new(cluster, lineage, Arc::new(|| {})) }
     }
 
     pub(crate) fn add(
@@ -74,7 +80,7 @@ impl Lane {
     /// Reads or changes the appender, and lets it go on.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Appender) -> T) -> T {
         let changed = change(&mut self.lock().appender);
-        self.wanted.notify_one();
+        (self.wanted)();
         changed
     }
 
@@ -87,6 +93,14 @@ impl Lane {
         let until = Instant::now() + within;
         let mut state = self.lock();
         while !holds(&state.appender) {
+            if let Some(pass) = &self.pass {
+                drop(state);
+                if !pass() {
+                    return false;
+                }
+                state = self.lock();
+                continue;
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -128,44 +142,24 @@ impl Lane {
         told.into_iter().for_each(|(watcher, last, ended)| watcher.changed(last, ended));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Asks how far everything is before anything else: see [`Appender::look`].
+    pub fn look(&self) {
+        self.with(Appender::look);
     }
 
-    /// Executes the lane's calls for ever, over a connection that is made anew when it fails.
-    pub(crate) async fn run(self: Arc<Self>, settings: Settings) {
-        let mut connection = None;
-        let (mut looked, mut ticked) = (Instant::now(), Instant::now());
-        let mut pause_ms = PAUSE_MS.0;
-        loop {
-            if ticked.elapsed() >= TICK {
-                ticked = Instant::now();
-                let watchers: Vec<_> = self.lock().watchers.values().cloned().collect();
-                watchers.iter().for_each(|watcher| watcher.tick());
-            }
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
-                self.with(Appender::look);
-            }
-            let Some(call) = self.next_call() else {
-                // A wake that came before is kept for this wait.
-                let _ = tokio::time::timeout(TICK, self.wanted.notified()).await;
-                continue;
-            };
-            let outcome = execute(&settings, &mut connection, &call).await;
-            let has_failed = outcome.is_err();
-            if let Err(failure) = &outcome {
-                tracing::warn!(%failure, "the database did not take an append; it is tried again");
-            }
-            self.answered(outcome);
-            if !has_failed {
-                pause_ms = PAUSE_MS.0;
-                continue;
-            }
-            let pause = Duration::from_millis(fastrand::u64(pause_ms / 5..=pause_ms));
-            pause_ms = (2 * pause_ms).min(PAUSE_MS.1);
-            tokio::time::sleep(pause).await;
-        }
+    /// Time passes: owners write down how far they are.
+    pub fn tick(&self) {
+        let watchers: Vec<_> = self.lock().watchers.values().cloned().collect();
+        watchers.iter().for_each(|watcher| watcher.tick());
+    }
+
+    /// Whether there is nothing to send and nothing on its way.
+    pub fn is_at_rest(&self) -> bool {
+        self.read(Appender::is_at_rest)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,21 +167,4 @@ impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lane").finish_non_exhaustive()
     }
-}
-
-/// Executes a call on the connection, which is made if there is none.
-pub(crate) async fn execute(
-    settings: &Settings,
-    connection: &mut Option<Connection>,
-    call: &Call,
-) -> Result<Answer, Failure> {
-    let mut open = match connection.take() {
-        Some(open) => open,
-        None => Connection::open(settings).await?,
-    };
-    let outcome = open.call(call).await;
-    if !outcome.as_ref().is_err_and(Failure::ends_connection) {
-        *connection = Some(open);
-    }
-    outcome
 }

@@ -5,6 +5,9 @@
 //! partition is decided by one row of `hapax.partition`, which every append locks and checks. No
 //! clock decides anything: see docs/decisions/0023-the-store-in-postgresql.md.
 //!
+//! What decides knows no connection: without the feature `connection` the crate has that part
+//! alone, for the simulator, whose database is a model.
+//!
 //! Everything here blocks, or returns at once and wakes: connections live on a thread of this
 //! crate's own. Call what blocks from a thread that may.
 //!
@@ -14,28 +17,53 @@
 pub mod appender;
 mod cache;
 pub mod call;
+mod claim;
 pub mod conformance;
+#[cfg(feature = "connection")]
 mod connection;
+#[cfg(feature = "connection")]
 mod database;
+#[cfg(feature = "connection")]
+mod drive;
 mod error;
+#[cfg(feature = "connection")]
+pub mod import;
 pub mod judge;
 mod lane;
 mod log;
 mod members;
+pub mod node;
+#[cfg(feature = "connection")]
+mod patience;
+#[cfg(feature = "connection")]
 mod schema;
+#[cfg(feature = "connection")]
 mod settings;
+#[cfg(feature = "connection")]
 mod sql;
+mod steps;
+#[cfg(feature = "connection")]
 mod store;
+#[cfg(feature = "connection")]
 mod tls;
 mod volume;
 mod witness;
 
+pub use claim::{Claimed, Claiming, Ground};
+#[cfg(feature = "connection")]
 pub use database::{Create, Database, Secret, Shared};
 pub use error::{BadUrl, Failure, Refused};
-pub use lane::Lane;
+pub use lane::{Lane, OnAppend, Pass};
 pub use log::PostgresLog;
-pub use members::{Heartbeat, Members, Node, NodeRow, NodeState, OwnerRow, Seen};
+#[cfg(feature = "connection")]
+pub use members::Members;
+pub use members::{Heartbeat, Node, NodeRow, NodeState, OwnerRow, Seen};
+#[cfg(feature = "connection")]
 pub use schema::FEATURE;
+#[cfg(feature = "connection")]
 pub use settings::Settings;
+pub use steps::{Steps, Taken};
+#[cfg(feature = "connection")]
 pub use store::{Options, PostgresStore};
 pub use uuid::Uuid;
+pub use witness::{Note, Witness, Witnesses};

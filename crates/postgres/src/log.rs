@@ -1,8 +1,9 @@
 //! The journal of a partition in the database: the [`Log`] contract.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_store::journal::Wake;
 use hapax_store::log::Log;
@@ -12,11 +13,11 @@ use hapax_store::{
 use uuid::Uuid;
 
 use crate::appender::{Appender, Ticket};
-use crate::call::{Answer, Backend, Call, End, Owner, Part, Position, chain};
-use crate::database::{draw, unexpected};
+use crate::call::{Answer, Backend, Call, End, Owner, Part, Position, Row, chain, unexpected};
 use crate::error::Failure;
 use crate::lane::{Lane, Watcher};
-use crate::witness::Witness;
+use crate::steps::Steps;
+use crate::witness::{Witness, set_back};
 
 /// The largest batch.
 const BATCH_BYTES_MAX: u32 = 32 << 20;
@@ -34,7 +35,8 @@ pub(crate) struct Parts {
     pub(crate) partition: u16,
     pub(crate) node: Uuid,
     pub(crate) label: String,
-    pub(crate) witness: Witness,
+    pub(crate) witness: Arc<Witness>,
+    pub(crate) steps: Arc<Steps>,
     pub(crate) wake: Wake,
     /// How often a claim tries to reach the database, and how long a close waits for it.
     pub(crate) tries: u32,
@@ -48,7 +50,7 @@ pub(crate) struct Ownership {
     claiming: Mutex<()>,
     pub(crate) stop: Stop,
     wake: Wake,
-    witness: Mutex<Witness>,
+    witness: Arc<Witness>,
 }
 
 impl Ownership {
@@ -65,6 +67,22 @@ impl Ownership {
         self.owner().map(|owner| Some(owner).filter(|owner| *owner != before))
     }
 
+    /// How far it is durable.
+    pub(crate) fn reached(&self) -> Option<LogEnd> {
+        self.witness.last()
+    }
+
+    /// Stops everything if the database ends before what it `had` made durable when that was asked:
+    /// what is missing there is no damage, and nobody may go on before somebody has decided what to
+    /// do.
+    pub(crate) fn check_end(&self, label: &str, had: LogEnd, end: &End) -> Result<(), Error> {
+        if end.last.sequence >= had.sequence && end.epoch >= had.epoch {
+            return Ok(());
+        }
+        self.witness.write();
+        Err(self.fail(Error::Regressed { file: label.to_owned(), had, found: end.last }))
+    }
+
     /// Stops everything for this reason, the first one counts.
     pub(crate) fn fail(&self, error: Error) -> Error {
         self.stop.fail_by(&error);
@@ -75,21 +93,19 @@ impl Ownership {
 
 impl Watcher for Ownership {
     fn changed(&self, last: LogEnd, ended: Option<Error>) {
-        let mut witness = lock(&self.witness);
-        witness.note(last);
+        self.witness.note(last);
         if let Some(error) = ended {
             // The next start has to know how far it was, also if it comes before the next tick.
             if matches!(error, Error::Regressed { .. }) {
-                witness.write();
+                self.witness.write();
             }
             self.stop.fail_by(&error);
         }
-        drop(witness);
         (self.wake)();
     }
 
     fn tick(&self) {
-        lock(&self.witness).write();
+        self.witness.write();
     }
 }
 
@@ -105,17 +121,18 @@ pub struct PostgresLog {
     closed: AtomicBool,
     /// Rows before this one are deleted.
     truncated: Mutex<Option<Sequence>>,
+    /// What a read left of its last page, for the read that goes on: the first was used.
+    ahead: Mutex<VecDeque<Row>>,
 }
 
 impl PostgresLog {
-    pub(crate) fn new(mut parts: Parts) -> Self {
-        let witness = Mutex::new(std::mem::take(&mut parts.witness));
+    pub(crate) fn new(parts: Parts) -> Self {
         let shared = Arc::new(Ownership {
             owner: Mutex::new(None),
             claiming: Mutex::default(),
             stop: Stop::default(),
             wake: Arc::clone(&parts.wake),
-            witness,
+            witness: Arc::clone(&parts.witness),
         });
         Self {
             parts,
@@ -124,6 +141,7 @@ impl PostgresLog {
             claimed: Mutex::new(None),
             closed: AtomicBool::new(false),
             truncated: Mutex::new(None),
+            ahead: Mutex::default(),
         }
     }
 
@@ -134,10 +152,12 @@ impl PostgresLog {
     /// Takes the partition from whoever has it, if its epoch is `seen` or that is none. The first
     /// act of an owner: what is read after it cannot change any more.
     pub(crate) fn claim_first(&self, seen: Option<Epoch>) -> Result<(), Error> {
-        let claim = draw().map_err(Error::Stopped)?;
+        let claim = self.parts.backend.draw().map_err(Error::Stopped)?;
         let mut tries = self.parts.tries;
         let mut was_closed = None;
         let epoch = loop {
+            // Compared is what was known before that was asked: heartbeats go on meanwhile.
+            let had = self.shared.witness.last();
             let end = self.end()?;
             if end.claim == Some(claim) {
                 break end.epoch; // An earlier try, whose answer was lost.
@@ -146,7 +166,7 @@ impl PostgresLog {
             if let Some(seen) = seen.filter(|seen| *seen != end.epoch) {
                 return Err(Error::Fenced { held: seen, newest: end.epoch });
             }
-            self.check_witness(&end)?;
+            self.check_witness(had, &end)?;
             let (partition, node) = (self.parts.partition, self.parts.node);
             let call = Call::Claim { partition, seen: end.epoch, least: 0, claim, node };
             match self.parts.backend.call(call) {
@@ -164,6 +184,9 @@ impl PostgresLog {
     /// Whether one may try again.
     fn again(&self, tries: &mut u32, failure: &Failure) -> Result<(), Error> {
         self.shared.stop.check()?;
+        if matches!(failure, Failure::Damaged(_)) {
+            return Err(self.corrupt(0, &failure.to_string()));
+        }
         *tries = tries.saturating_sub(1);
         if *tries == 0 {
             let (file, why) = (self.parts.label.clone(), failure.to_string());
@@ -175,7 +198,10 @@ impl PostgresLog {
 
     /// Executes a call that may be executed twice, a few times if need be.
     fn ask(&self, call: &Call) -> Result<Answer, Error> {
-        let mut tries = self.parts.tries;
+        self.ask_for(call, self.parts.tries)
+    }
+
+    fn ask_for(&self, call: &Call, mut tries: u32) -> Result<Answer, Error> {
         loop {
             match self.parts.backend.call(call.clone()) {
                 Ok(answer) => return Ok(answer),
@@ -185,7 +211,12 @@ impl PostgresLog {
     }
 
     fn end(&self) -> Result<End, Error> {
-        let Answer::Ends(ends) = self.ask(&Call::Ends(vec![self.parts.partition]))? else {
+        self.end_for(self.parts.tries)
+    }
+
+    fn end_for(&self, tries: u32) -> Result<End, Error> {
+        let asked = self.ask_for(&Call::Ends(vec![self.parts.partition]), tries)?;
+        let Answer::Ends(ends) = asked else {
             return Err(self.corrupt(0, "its end is missing"));
         };
         if (ends.cluster, ends.lineage) != (self.parts.cluster, self.parts.lineage) {
@@ -199,23 +230,19 @@ impl PostgresLog {
         end.ok_or_else(|| self.corrupt(0, "its row is missing"))
     }
 
-    /// Refuses a database that ends before what this machine has seen of it.
-    fn check_witness(&self, end: &End) -> Result<(), Error> {
-        let Some(had) = lock(&self.shared.witness).last() else { return Ok(()) };
-        let file = self.parts.label.clone();
-        let regressed = |found| Err(Error::Regressed { file, had, found });
-        if end.last.sequence < had.sequence || end.epoch < had.epoch {
-            return regressed(end.last);
-        }
+    /// Refuses a database that ends before what this machine had seen of it.
+    fn check_witness(&self, had: Option<LogEnd>, end: &End) -> Result<(), Error> {
+        let Some(had) = had else { return Ok(()) };
         let partition = self.parts.partition;
         let call = Call::Read { partition, from: had.sequence, bytes: 1 };
         let Answer::Rows(rows) = self.ask(&call)? else { return Ok(()) };
-        match rows.first() {
-            Some(row) if row.at.sequence == had.sequence && row.at.chain != had.chain => {
-                let Position { sequence, chain } = row.at;
-                regressed(LogEnd { epoch: row.epoch, sequence, chain })
-            }
-            _ => Ok(()),
+        let kept = rows.first().map(|row| {
+            let Position { sequence, chain } = row.at;
+            LogEnd { epoch: row.epoch, sequence, chain }
+        });
+        match set_back(&had, end, kept) {
+            Some(found) => Err(Error::Regressed { file: self.parts.label.clone(), had, found }),
+            None => Ok(()),
         }
     }
 
@@ -246,7 +273,7 @@ impl PostgresLog {
             self.parts.lane.with(|appender| appender.go_on(ticket, owner));
             return Err(self.unreachable());
         }
-        let claim = draw().map_err(Error::Stopped)?;
+        let claim = self.parts.backend.draw().map_err(Error::Stopped)?;
         let _claiming = lock(&self.shared.claiming);
         let claimed = self.replace_claim(owner, claim, least);
         let next = claimed.as_ref().map_or(owner, |epoch| Owner { epoch: *epoch, claim, ..owner });
@@ -255,10 +282,12 @@ impl PostgresLog {
         claimed
     }
 
+    /// Insists, however long the database is away: a claim may be on its way there, and without it
+    /// this owner would be fenced by its own.
     fn replace_claim(&self, owner: Owner, claim: Uuid, least: Epoch) -> Result<Epoch, Error> {
-        let mut tries = self.parts.tries;
+        let mut tries = u32::MAX;
         loop {
-            let end = self.end()?;
+            let end = self.end_for(u32::MAX)?;
             if end.claim == Some(claim) {
                 return Ok(end.epoch);
             }
@@ -276,10 +305,19 @@ impl PostgresLog {
         }
     }
 
-    fn read_page(&self, from: Sequence) -> Result<Vec<crate::call::Row>, Error> {
+    fn read_page(&self, from: Sequence) -> Result<VecDeque<Row>, Error> {
+        let ahead = std::mem::take(&mut *lock(&self.ahead));
+        if ahead.front().is_some_and(|row| row.at.sequence == from) {
+            return Ok(ahead);
+        }
         let partition = self.parts.partition;
+        let begun = Instant::now();
         match self.ask(&Call::Read { partition, from, bytes: PAGE_BYTES })? {
-            Answer::Rows(rows) => Ok(rows),
+            Answer::Rows(rows) => {
+                let bytes = rows.iter().map(|row| row.bytes.len() as u64).sum();
+                self.parts.steps.tail.note(begun.elapsed(), bytes);
+                Ok(rows.into())
+            }
             other => Err(Error::Stopped(unexpected(&other).to_string())),
         }
     }
@@ -292,8 +330,20 @@ impl PostgresLog {
             Answer::Manifest { through, .. } if from <= through => {
                 Error::OutOfOrder { got: from, last: through }
             }
-            _ => self.corrupt(from, "a batch is missing"),
+            _ => self.missing(from),
         })
+    }
+
+    /// Why a batch is missing: who was replaced while it read has seen its successor truncate.
+    fn missing(&self, sequence: Sequence) -> Error {
+        let owner = self.shared.owner();
+        match owner.and_then(|owner| Ok((owner, self.end()?))) {
+            Ok((owner, end)) if end.claim != Some(owner.claim) => {
+                Error::Fenced { held: owner.epoch, newest: end.epoch }
+            }
+            Ok(_) => self.corrupt(sequence, "a batch is missing"),
+            Err(error) => error,
+        }
     }
 
     fn corrupt(&self, sequence: Sequence, what: &str) -> Error {
@@ -313,8 +363,11 @@ impl Log for PostgresLog {
     fn claim(&self, least: Epoch) -> Result<Epoch, Error> {
         self.shared.stop.check()?;
         if let Some(epoch) = lock(&self.claimed).take() {
-            assert!(epoch >= least, "the manifest has no epoch that the log did not have");
-            return Ok(epoch);
+            // The manifest is a successor's already: this owner was slow.
+            return match epoch >= least {
+                true => Ok(epoch),
+                false => Err(Error::Fenced { held: epoch, newest: least - 1 }),
+            };
         }
         match self.ticket.get() {
             Some(ticket) => self.claim_again(*ticket, least),
@@ -339,9 +392,8 @@ impl Log for PostgresLog {
         assert!(was_set, "a log begins once");
         // An owner that did nothing yet was here, too.
         let last = LogEnd { epoch: owner.epoch, ..end.last };
-        let mut witness = lock(&self.shared.witness);
-        witness.note(last);
-        witness.write();
+        self.shared.witness.note(last);
+        self.shared.witness.write();
         Ok((end.last.sequence, self.closed.load(Ordering::Acquire)))
     }
 
@@ -351,18 +403,21 @@ impl Log for PostgresLog {
         let mut before: Option<Position> = None;
         let mut next = from.saturating_sub(1);
         while before.is_none_or(|before| before.sequence < last) {
-            let rows = self.read_page(next)?;
+            let mut rows = self.read_page(next)?;
             if rows.is_empty() {
                 break;
             }
-            for row in rows {
+            while let Some(row) = rows.pop_front() {
                 let Position { sequence, chain: found } = row.at;
                 if sequence > last {
-                    return Ok(());
+                    return match before {
+                        None if from <= last => Err(self.missing(from)),
+                        _ => Ok(()),
+                    };
                 }
                 if let Some(before) = before {
                     if sequence != before.sequence + 1 {
-                        return Err(self.corrupt(before.sequence + 1, "a batch is missing"));
+                        return Err(self.missing(before.sequence + 1));
                     }
                     let (cluster, number) = (self.parts.cluster, self.parts.partition);
                     if chain(cluster, number, sequence, before.chain, &row.bytes) != found {
@@ -374,14 +429,16 @@ impl Log for PostgresLog {
                 before = Some(row.at);
                 next = sequence + 1;
                 if sequence >= from && sequence > 0 && !each(sequence, &row.bytes)? {
+                    if !rows.is_empty() {
+                        rows.push_front(row);
+                        *lock(&self.ahead) = rows;
+                    }
                     return Ok(());
                 }
             }
         }
         match before.map_or(0, |before| before.sequence) {
-            reached if reached < last && from <= last => {
-                Err(self.corrupt(reached + 1, "a batch is missing"))
-            }
+            reached if reached < last && from <= last => Err(self.missing(reached + 1)),
             _ => Ok(()),
         }
     }
@@ -477,7 +534,7 @@ impl Log for PostgresLog {
     fn close(&self, _: Epoch) -> Result<(), Error> {
         self.drain()?;
         let owner = self.shared.owner()?;
-        lock(&self.shared.witness).write();
+        self.shared.witness.write();
         self.ask(&Call::Release { owner, intended: None }).map(drop)
     }
 
@@ -502,7 +559,7 @@ impl PostgresLog {
     }
 
     /// Whether the owner was told of the end of its appends, if they ended.
-    pub(crate) fn is_told(&self) -> bool {
+    pub fn is_told(&self) -> bool {
         let has_ended = |ticket: &Ticket| self.parts.lane.read(|it| it.ended(*ticket).is_some());
         self.shared.stop.is_thrown() || !self.ticket.get().is_some_and(has_ended)
     }
@@ -518,6 +575,8 @@ impl PostgresLog {
 impl Drop for PostgresLog {
     fn drop(&mut self) {
         self.forget();
+        // Whatever it ended by: the next claim of this process has to know how far it was.
+        self.shared.witness.write();
     }
 }
 

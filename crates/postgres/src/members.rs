@@ -1,13 +1,16 @@
 //! The nodes of a broker: their rows, and the map of who owns what.
 
-use std::time::{Duration, Instant};
+#[cfg(feature = "connection")]
+mod row;
+
+use std::time::Duration;
 
 use hapax_store::Epoch;
 use uuid::Uuid;
 
-use crate::call::{Answer, Call};
-use crate::database::{Database, draw, unexpected};
-use crate::error::Failure;
+use crate::call::{Beaten, Watched};
+#[cfg(feature = "connection")]
+pub use row::Members;
 
 /// What a node says of itself.
 #[derive(Clone, Debug)]
@@ -27,16 +30,20 @@ pub enum NodeState {
     Standby = 1,
     Serving = 2,
     Draining = 3,
+    /// It noticed that the database was set back.
+    Halted = 4,
 }
 
 impl NodeState {
+    #[cfg(feature = "connection")]
     pub(crate) fn of(number: i16) -> Option<Self> {
-        [Self::Standby, Self::Serving, Self::Draining].into_iter().find(|it| *it as i16 == number)
+        let all = [Self::Standby, Self::Serving, Self::Draining, Self::Halted];
+        all.into_iter().find(|it| *it as i16 == number)
     }
 }
 
 /// What a heartbeat brings back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Heartbeat {
     pub count: u64,
     /// The database's clock, in ms since 1970, at some moment of the round trip.
@@ -45,6 +52,16 @@ pub struct Heartbeat {
     /// Raised with every change of what nodes share.
     pub catalog: u64,
     pub lineage: Uuid,
+    /// How far every partition is. The heartbeat was committed after that: it cannot be undone,
+    /// unless the database loses what it acknowledged.
+    pub watched: Vec<Watched>,
+}
+
+impl Heartbeat {
+    pub fn of(beaten: Beaten, round_trip: Duration) -> Self {
+        let Beaten { count, database_ms, catalog, lineage, watched } = beaten;
+        Self { count, database_ms, round_trip, catalog, lineage, watched }
+    }
 }
 
 /// A node's row.
@@ -78,75 +95,4 @@ pub struct OwnerRow {
 pub struct Seen {
     pub nodes: Vec<NodeRow>,
     pub partitions: Vec<OwnerRow>,
-}
-
-/// This node among the others. It has a connection of its own.
-#[derive(Debug)]
-pub struct Members {
-    database: Database,
-    id: Uuid,
-}
-
-impl Members {
-    /// Enters a row under an id that is drawn anew. Blocks, as all of this.
-    pub fn register(database: &Database, node: &Node, within: Duration) -> Result<Self, Failure> {
-        let id = draw().map_err(Failure::Refused)?;
-        let members = Self { database: database.clone(), id };
-        members.changed(Call::Register { id, node: node.clone() }, within)?;
-        Ok(members)
-    }
-
-    /// The id of this start.
-    pub fn id(&self) -> Uuid {
-        self.id
-    }
-
-    /// Counts one up. `None` if the row is gone: the node has to register again, under another id.
-    pub fn heartbeat(
-        &self,
-        state: NodeState,
-        told_ms: u64,
-        within: Duration,
-    ) -> Result<Option<Heartbeat>, Failure> {
-        let begun = Instant::now();
-        let call = Call::Heartbeat { id: self.id, state, told_ms };
-        let beat = match self.database.call_member(call, within)? {
-            Answer::Heartbeat(beat) => beat,
-            other => return Err(unexpected(&other)),
-        };
-        let round_trip = begun.elapsed();
-        Ok(beat.map(|(count, database_ms, catalog, lineage)| Heartbeat {
-            count,
-            database_ms,
-            round_trip,
-            catalog,
-            lineage,
-        }))
-    }
-
-    /// Reads all nodes and all partitions.
-    pub fn read(&self, within: Duration) -> Result<Seen, Failure> {
-        match self.database.call_member(Call::Members, within)? {
-            Answer::Seen(seen) => Ok(seen),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Deletes the row of a node that is gone, unless its heartbeat changed.
-    pub fn delete(&self, id: Uuid, heartbeat: u64, within: Duration) -> Result<bool, Failure> {
-        let call = Call::Forget { id, heartbeat: Some(heartbeat) };
-        self.changed(call, within).map(|changed| changed > 0)
-    }
-
-    /// Deletes this node's row, at a clean stop.
-    pub fn leave(self, within: Duration) -> Result<(), Failure> {
-        self.changed(Call::Forget { id: self.id, heartbeat: None }, within).map(drop)
-    }
-
-    fn changed(&self, call: Call, within: Duration) -> Result<u64, Failure> {
-        match self.database.call_member(call, within)? {
-            Answer::Changed(count) => Ok(count),
-            other => Err(unexpected(&other)),
-        }
-    }
 }

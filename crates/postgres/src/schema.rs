@@ -6,6 +6,7 @@ use crate::call::chain;
 use crate::connection::Connection;
 use crate::database::{Create, Secret, Shared, draw};
 use crate::error::{Failure, Refused};
+use crate::import::Mark;
 use crate::settings::Settings;
 
 /// The format of the tables that this release writes and reads.
@@ -14,20 +15,13 @@ pub(crate) const FORMAT: i32 = 1;
 pub const FEATURE: i32 = 1;
 const VERSION_MIN: u32 = 140_000;
 const TABLES: &str = include_str!("schema.sql");
-const NAMES: [&str; 7] =
+pub(crate) const NAMES: [&str; 7] =
     ["cluster", "node", "partition", "journal", "manifest", "chunk", "document"];
 
 /// Connects, checks, and creates the tables if there are none and that is wanted.
 pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Result<Shared, Refused> {
-    let database = settings.shown().to_owned();
-    let connection = match Connection::open(settings).await {
-        Ok(connection) => connection,
-        Err(failure) if failure.to_string().contains("does not allow writes") => {
-            return Err(Refused::ReadOnly { database });
-        }
-        Err(failure) => return Err(unreachable(settings, &failure)),
-    };
-    let checks = Checks { connection: &connection, database };
+    let connection = open(settings).await?;
+    let checks = Checks { connection: &connection, database: settings.shown().to_owned() };
     checks.server().await?;
     // Twice: another node may create it at the same time.
     for _ in 0..2 {
@@ -44,6 +38,17 @@ pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Resul
     checks.shared().await
 }
 
+/// Connects; refuses a server that takes reads only.
+pub(crate) async fn open(settings: &Settings) -> Result<Connection, Refused> {
+    match Connection::open(settings).await {
+        Ok(connection) => Ok(connection),
+        Err(failure) if failure.to_string().contains("does not allow writes") => {
+            Err(Refused::ReadOnly { database: settings.shown().to_owned() })
+        }
+        Err(failure) => Err(unreachable(settings, &failure)),
+    }
+}
+
 fn unreachable(settings: &Settings, failure: &Failure) -> Refused {
     let (database, text) = (settings.shown().to_owned(), failure.to_string());
     let hint = match () {
@@ -57,14 +62,14 @@ fn unreachable(settings: &Settings, failure: &Failure) -> Refused {
 }
 
 /// What is in the schema `hapax`.
-enum Found {
+pub(crate) enum Found {
     Broker,
     Nothing { has_schema: bool },
 }
 
-struct Checks<'a> {
-    connection: &'a Connection,
-    database: String,
+pub(crate) struct Checks<'a> {
+    pub(crate) connection: &'a Connection,
+    pub(crate) database: String,
 }
 
 impl Checks<'_> {
@@ -74,7 +79,7 @@ impl Checks<'_> {
         rows.into_iter().next().ok_or_else(none)
     }
 
-    fn unexpected(&self, failure: &Failure) -> Refused {
+    pub(crate) fn unexpected(&self, failure: &Failure) -> Refused {
         let (database, why) = (self.database.clone(), failure.to_string());
         match failure {
             Failure::Unreachable(_) => Refused::Unreachable { database, why },
@@ -83,7 +88,7 @@ impl Checks<'_> {
     }
 
     /// The server and its settings.
-    async fn server(&self) -> Result<(), Refused> {
+    pub(crate) async fn server(&self) -> Result<(), Refused> {
         let database = self.database.clone();
         let row = self.row("select version()").await?;
         let version = row.first().cloned().unwrap_or_default();
@@ -115,7 +120,7 @@ impl Checks<'_> {
     }
 
     /// What the schema holds, and whether it may be used.
-    async fn tables(&self) -> Result<Found, Refused> {
+    pub(crate) async fn tables(&self) -> Result<Found, Refused> {
         let row = self
             .row(
                 "select count(distinct n.oid), count(c.oid),
@@ -175,6 +180,11 @@ impl Checks<'_> {
             Err(Failure::Refused(why)) => return Err(Refused::Foreign { database, why }),
             Err(failure) => return Err(self.unexpected(&failure)),
         };
+        if row.is_none()
+            && let Some(import) = self.import().await?
+        {
+            return Err(Refused::Importing { database, from: import.from });
+        }
         let format = row.and_then(|row| row.first()?.parse::<i32>().ok());
         match format {
             Some(found) if found > FORMAT => {
@@ -214,15 +224,44 @@ impl Checks<'_> {
         Ok(())
     }
 
+    /// An import that is under way or was interrupted.
+    pub(crate) async fn import(&self) -> Result<Option<Mark>, Refused> {
+        let asked = "select encode(bytes, 'hex'), version from hapax.document
+                     where name = 'import' and not exists (select 1 from hapax.cluster)";
+        match self.connection.text(asked).await {
+            Ok(rows) => Ok(rows.first().and_then(|row| Mark::parse(row.first()?, row.get(1)?))),
+            // There is no such table: it is not an import's.
+            Err(Failure::Refused(_)) => Ok(None),
+            Err(failure) => Err(self.unexpected(&failure)),
+        }
+    }
+
     /// All tables in one transaction.
     async fn create(&self, create: &Create, has_schema: bool) -> Result<(), Refused> {
         let unexpected = |why: String| Refused::Unexpected { database: self.database.clone(), why };
         let (cluster, lineage) = (draw().map_err(unexpected)?, draw().map_err(unexpected)?);
+        self.create_tables(has_schema, &rows(create, cluster, lineage)).await
+    }
+
+    /// The tables for an import: no row of `hapax.cluster`, so that nobody takes them for a broker.
+    pub(crate) async fn create_import(
+        &self,
+        mark: &Mark,
+        partitions: u16,
+        has_schema: bool,
+    ) -> Result<(), Refused> {
+        let mut rows: String = (0..partitions).map(journal_table).collect();
+        let mark = mark.hex();
+        rows.push_str(&format!("insert into hapax.document values ('import', 1, '\\x{mark}');"));
+        self.create_tables(has_schema, &rows).await
+    }
+
+    async fn create_tables(&self, has_schema: bool, rows: &str) -> Result<(), Refused> {
         let tables = match has_schema {
             true => TABLES.replacen("create schema hapax;", "", 1),
             false => TABLES.to_owned(),
         };
-        let text = format!("begin; {tables} {} commit;", rows(create, cluster, lineage));
+        let text = format!("begin; {tables} {rows} commit;");
         match self.connection.batch(&text).await {
             Ok(()) => Ok(()),
             // Somebody else is creating it: the schema or a table exists, or is about to.
@@ -293,19 +332,26 @@ fn rows(create: &Create, cluster: Uuid, lineage: Uuid) -> String {
     );
     for number in 0..create.partitions {
         let chain = chain(cluster, number, 0, 0, &[]).cast_signed();
+        text.push_str(&journal_table(number));
         text.push_str(&format!(
-            "create table hapax.journal_{number:04} partition of hapax.journal
-               for values in ({number}) with (autovacuum_vacuum_scale_factor = 0,
-               autovacuum_vacuum_threshold = 200, toast.autovacuum_vacuum_scale_factor = 0,
-               toast.autovacuum_vacuum_threshold = 20000, vacuum_truncate = off,
-               toast.vacuum_truncate = off);
-             alter table hapax.journal_{number:04} alter batch set storage external;
-             insert into hapax.partition (number) values ({number});
+            "insert into hapax.partition (number) values ({number});
              insert into hapax.journal values ({number}, 0, 0, {chain}, '');
              insert into hapax.manifest values ({number}, 0, 0, {chain}, '');"
         ));
     }
     text
+}
+
+/// The table of one partition's journal.
+fn journal_table(number: u16) -> String {
+    format!(
+        "create table hapax.journal_{number:04} partition of hapax.journal
+           for values in ({number}) with (autovacuum_vacuum_scale_factor = 0,
+           autovacuum_vacuum_threshold = 200, toast.autovacuum_vacuum_scale_factor = 0,
+           toast.autovacuum_vacuum_threshold = 20000, vacuum_truncate = off,
+           toast.vacuum_truncate = off);
+         alter table hapax.journal_{number:04} alter batch set storage external;"
+    )
 }
 
 fn secret(hex: &str) -> Option<Secret> {

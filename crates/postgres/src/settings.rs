@@ -3,6 +3,8 @@
 //! `postgres://user:password@host:port,other:port/database?sslmode=require&pooled=true`: what
 //! libpq takes, and `pooled=true` where a pooler (PgBouncer in transaction mode) is in between.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::Config;
@@ -12,15 +14,20 @@ use crate::error::BadUrl;
 use crate::tls::Tls;
 
 /// How long a connection may take where the URL does not say.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the database is, and how to talk to it.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub(crate) config: Config,
+    /// One for each host, in the order of the URL.
+    pub(crate) hosts: Vec<Config>,
+    /// The host that took writes last, which is tried first.
+    pub(crate) preferred: Arc<AtomicUsize>,
     /// Statements are not prepared by name: the next one may go to another session.
     pub(crate) pooled: bool,
     pub(crate) tls: Option<Tls>,
+    /// How many connections with these settings, or clones of them, are open.
+    pub(crate) connections: Arc<AtomicUsize>,
     shown: String,
 }
 
@@ -36,11 +43,7 @@ impl Settings {
             return Err(bad(format!("{start}; write postgres://user@host/database")));
         }
         let own = Own::take(url)?;
-        let mut config: Config = own.rest.parse().map_err(|error: tokio_postgres::Error| {
-            let why =
-                std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string());
-            bad(format!("{why}; write postgres://user:password@host:port/database"))
-        })?;
+        let config = config(&own.rest)?;
         if config.get_hosts().is_empty() {
             return Err(bad("it names no host".to_owned()));
         }
@@ -50,34 +53,28 @@ impl Settings {
         if config.get_user().is_none() {
             return Err(bad("it names no user: write postgres://user@host/database".to_owned()));
         }
-        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-        config.application_name("hapax");
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(CONNECT_TIMEOUT);
-        }
-        // A host that vanished is noticed although nothing is sent to it.
-        config.keepalives_idle(Duration::from_secs(5));
-        config.keepalives_interval(Duration::from_secs(2));
-        config.keepalives_retries(3);
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(Duration::from_secs(15));
-        }
         let tls = match own.mode {
             Mode::Disable => None,
             Mode::Prefer | Mode::Require => Some(Tls::new(own.root_certificate.as_deref())?),
         };
-        config.ssl_mode(match own.mode {
-            Mode::Disable => SslMode::Disable,
-            Mode::Prefer => SslMode::Prefer,
-            Mode::Require => SslMode::Require,
-        });
         let shown = shown(&config);
-        Ok(Self { config, pooled: own.pooled, tls, shown })
+        let connections = Arc::default();
+        let mut hosts: Vec<Config> =
+            each_host(&own.rest).iter().map(|url| self::config(url)).collect::<Result<_, _>>()?;
+        hosts.iter_mut().for_each(|host| prepare(host, own.mode));
+        let (pooled, preferred) = (own.pooled, Arc::default());
+        Ok(Self { hosts, preferred, pooled, tls, connections, shown })
     }
 
     /// The database in messages: hosts and name, without the password.
     pub fn shown(&self) -> &str {
         &self.shown
+    }
+
+    /// The same with the one host that answered last.
+    pub(crate) fn answered(&self) -> String {
+        let host = self.hosts.get(self.preferred.load(Ordering::Relaxed));
+        host.map_or_else(|| self.shown.clone(), shown)
     }
 
     pub fn is_pooled(&self) -> bool {
@@ -86,7 +83,7 @@ impl Settings {
 
     /// Whether the connection is encrypted, and to whom is verified.
     pub fn is_encrypted(&self) -> bool {
-        self.config.get_ssl_mode() == SslMode::Require
+        self.hosts.iter().all(|host| host.get_ssl_mode() == SslMode::Require)
     }
 }
 
@@ -146,6 +143,51 @@ impl Own {
     }
 }
 
+fn config(url: &str) -> Result<Config, BadUrl> {
+    url.parse().map_err(|error: tokio_postgres::Error| {
+        let why =
+            std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string());
+        bad(format!("{why}; write postgres://user:password@host:port/database"))
+    })
+}
+
+/// The URL of each host of a URL. One that has hosts among its parameters stays as it is.
+fn each_host(url: &str) -> Vec<String> {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let names_hosts = |pair: &str| {
+        let name = pair.split('=').next();
+        matches!(name, Some("host" | "hostaddr" | "port"))
+    };
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    if query.split('&').any(names_hosts) || !authority.contains(',') {
+        return vec![url.to_owned()];
+    }
+    let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    hosts.split(',').map(|host| format!("{scheme}://{user}{host}{path}")).collect()
+}
+
+/// What every connection has, whatever the URL says.
+fn prepare(config: &mut Config, mode: Mode) {
+    config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    config.application_name("hapax");
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    // A host that vanished is noticed although nothing is sent to it.
+    config.keepalives_idle(Duration::from_secs(5));
+    config.keepalives_interval(Duration::from_secs(2));
+    config.keepalives_retries(3);
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(Duration::from_secs(15));
+    }
+    config.ssl_mode(match mode {
+        Mode::Disable => SslMode::Disable,
+        Mode::Prefer => SslMode::Prefer,
+        Mode::Require => SslMode::Require,
+    });
+}
+
 fn flag(name: &str, value: &str) -> Result<bool, BadUrl> {
     match value {
         "true" | "1" | "on" | "yes" => Ok(true),
@@ -197,4 +239,27 @@ fn shown(config: &Config) -> String {
 
 fn bad(why: String) -> BadUrl {
     BadUrl(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::each_host;
+
+    #[test]
+    fn every_host_has_a_url_of_its_own() {
+        for (url, expected) in [
+            ("postgres://me@one/it", &["postgres://me@one/it"][..]),
+            (
+                "postgres://me:p%2Cw@one:1,two:2/it?options=-c%20a=1,2",
+                &[
+                    "postgres://me:p%2Cw@one:1/it?options=-c%20a=1,2",
+                    "postgres://me:p%2Cw@two:2/it?options=-c%20a=1,2",
+                ],
+            ),
+            ("postgres://one,[::1]:2", &["postgres://one", "postgres://[::1]:2"]),
+            ("postgres:///it?host=one,two", &["postgres:///it?host=one,two"]),
+        ] {
+            assert_eq!(each_host(url), expected);
+        }
+    }
 }

@@ -25,7 +25,8 @@ macro_rules! safe {
 /// Kind 1: the batch before is there. Kind 2: inserted, number is the sequence.
 ///
 /// Only the ownership row is locked, and the batches stay out of the locked join, which would copy
-/// them.
+/// them. They are one value and not an array of values: an array is copied once more as a whole,
+/// into memory that the server has to get and give back for every statement.
 pub(crate) const APPEND: Sql = Sql {
     text: concat!(
         safe!(),
@@ -42,9 +43,10 @@ pub(crate) const APPEND: Sql = Sql {
              and j.sequence = asked.after and j.chain = asked.chain
          ), inserted as (
            insert into hapax.journal (partition, sequence, epoch, chain, batch)
-           select follows.partition, b.sequence, follows.epoch, b.chain, ($9::bytea[])[b.number]
-           from unnest($6::bigint[], $7::bigint[], $8::bigint[])
-             with ordinality as b(place, sequence, chain, number)
+           select follows.partition, b.sequence, follows.epoch, b.chain,
+             substring($11::bytea from b.start for b.length)
+           from unnest($6::bigint[], $7::bigint[], $8::bigint[], $9::int[], $10::int[])
+             as b(place, sequence, chain, start, length)
            join follows using (place), safe
            where current_setting('fsync') = 'on' and current_setting('full_page_writes') = 'on'
            on conflict do nothing
@@ -66,7 +68,9 @@ pub(crate) const APPEND: Sql = Sql {
         Type::INT8_ARRAY,
         Type::INT8_ARRAY,
         Type::INT8_ARRAY,
-        Type::BYTEA_ARRAY,
+        Type::INT4_ARRAY,
+        Type::INT4_ARRAY,
+        Type::BYTEA,
     ],
 };
 
@@ -181,8 +185,9 @@ pub(crate) const REMOVE: Sql = Sql {
                select at from hapax.chunk where partition = $1 and run = $4 order by at limit 64)
              and exists (select 1 from hapax.partition
                where number = $1 and epoch = $2 and claim = $3)
+             and exists (select 1 from hapax.manifest where partition = $1 and version >= $5)
              returning 1) select count(*) from gone",
-    types: &[Type::INT4, Type::INT8, Type::UUID, Type::INT8],
+    types: &[Type::INT4, Type::INT8, Type::UUID, Type::INT8, Type::INT8],
 };
 
 pub(crate) const REGISTER: Sql = Sql {
@@ -191,13 +196,29 @@ pub(crate) const REGISTER: Sql = Sql {
     types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4],
 };
 
-/// Also brings the database's clock, and whether anything that is shared changed.
+/// Also brings the database's clock, whether anything that is shared changed, and how far every
+/// partition is: one row for each, by index look-ups. All of it in one statement and synchronous:
+/// what it sees was committed before it, so that its own commit proves it.
 pub(crate) const HEARTBEAT: Sql = Sql {
-    text: "update hapax.node set heartbeat = heartbeat + 1, state = $2, told = greatest(told, $3)
-           where id = $1
-           returning heartbeat, (extract(epoch from clock_timestamp()) * 1000)::bigint,
-             (select catalog from hapax.cluster), (select lineage from hapax.cluster)",
-    types: &[Type::UUID, Type::INT2, Type::INT8],
+    text: concat!(
+        safe!(),
+        ", beaten as (
+           update hapax.node set heartbeat = heartbeat + 1, state = $2,
+             told = greatest(told, $3)
+           from safe where id = $1
+           returning heartbeat, (extract(epoch from clock_timestamp()) * 1000)::bigint as at
+         ), known as (select * from unnest($4::int[], $5::bigint[]) as known(partition, sequence))
+         select b.heartbeat, b.at, c.catalog, c.lineage, p.number, p.epoch, p.claim, p.owner,
+           coalesce(j.epoch, 0), coalesce(j.sequence, 0), coalesce(j.chain, 0),
+           k.epoch, k.sequence, k.chain
+         from beaten b, hapax.cluster c, hapax.partition p
+         left join lateral (select epoch, sequence, chain from hapax.journal
+           where partition = p.number order by sequence desc limit 1) j on true
+         left join known on known.partition = p.number
+         left join lateral (select epoch, sequence, chain from hapax.journal
+           where partition = known.partition and sequence = known.sequence limit 1) k on true"
+    ),
+    types: &[Type::UUID, Type::INT2, Type::INT8, Type::INT4_ARRAY, Type::INT8_ARRAY],
 };
 
 pub(crate) const NODES: Sql = Sql {
@@ -243,6 +264,126 @@ pub(crate) const ACCEPT_LOSS: Sql = Sql {
              where lineage <> $1 returning 1)
          update hapax.partition set epoch = epoch + 65536, claim = null, owner = null,
            intended = null from drawn returning number"
+    ),
+    types: &[Type::UUID],
+};
+
+/// Counts the mark of an import up, if it is still this one's: another import that watches it sees
+/// that this one lives, and what follows is not done where another one took its place. Each is
+/// synced, so that an import may go on after a crash of the database.
+macro_rules! of_import {
+    () => {
+        "with safe as (select set_config('synchronous_commit',
+           case current_setting('synchronous_commit')
+             when 'remote_apply' then 'remote_apply' else 'on' end, true)),
+         mine as (update hapax.document set version = version + 1
+           where name = 'import' and bytes = $1 returning 1)"
+    };
+}
+
+pub(crate) const IMPORT_BEAT: Sql =
+    Sql { text: concat!(of_import!(), " select count(*) from mine, safe"), types: &[Type::BYTEA] };
+
+/// Where a partition begins: its owner's epoch, its manifest, and the row that the first batch
+/// follows.
+pub(crate) const IMPORT_PLACE: Sql = Sql {
+    text: concat!(
+        of_import!(),
+        ", placed as (insert into hapax.partition (number, epoch, claim)
+             select $2, $3, $4 from safe, mine on conflict do nothing),
+           based as (insert into hapax.journal select $2, $6, $5, $7, ''
+             from safe, mine on conflict do nothing),
+           listed as (insert into hapax.manifest select $2, 1, $6, $7, $8
+             from safe, mine on conflict do nothing)
+         select count(*) from mine"
+    ),
+    types: &[
+        Type::BYTEA,
+        Type::INT4,
+        Type::INT8,
+        Type::UUID,
+        Type::INT8,
+        Type::INT8,
+        Type::INT8,
+        Type::BYTEA,
+    ],
+};
+
+pub(crate) const IMPORT_PIECE: Sql = Sql {
+    text: concat!(
+        of_import!(),
+        ", kept as (insert into hapax.chunk select $2, $3, $4, $5
+             from safe, mine on conflict do nothing)
+         select count(*) from mine"
+    ),
+    types: &[Type::BYTEA, Type::INT4, Type::INT8, Type::INT8, Type::BYTEA],
+};
+
+pub(crate) const IMPORT_BATCHES: Sql = Sql {
+    text: concat!(
+        of_import!(),
+        ", kept as (insert into hapax.journal (partition, sequence, epoch, chain, batch)
+             select $2, b.sequence, $3, b.chain, ($6::bytea[])[b.number]
+             from safe, mine, unnest($4::bigint[], $5::bigint[])
+               with ordinality as b(sequence, chain, number)
+             on conflict do nothing)
+         select count(*) from mine"
+    ),
+    types: &[
+        Type::BYTEA,
+        Type::INT4,
+        Type::INT8,
+        Type::INT8_ARRAY,
+        Type::INT8_ARRAY,
+        Type::BYTEA_ARRAY,
+    ],
+};
+
+pub(crate) const IMPORT_DOCUMENT: Sql = Sql {
+    text: concat!(
+        of_import!(),
+        ", kept as (insert into hapax.document select $2, 1, $3
+             from safe, mine on conflict do nothing)
+         select count(*) from mine"
+    ),
+    types: &[Type::BYTEA, Type::TEXT, Type::BYTEA],
+};
+
+pub(crate) const IMPORT_EPOCH: Sql = Sql {
+    text: "select p.epoch, m.version, m.through, m.chain, m.bytes
+           from hapax.partition p join hapax.manifest m on m.partition = p.number
+           where p.number = $1",
+    types: &[Type::INT4],
+};
+
+/// Makes a broker of it: the only statement after which a node uses these tables.
+pub(crate) const IMPORT_FINISH: Sql = Sql {
+    text: concat!(
+        safe!(),
+        ", mine as (delete from hapax.document where name = 'import' and bytes = $1
+             and current_setting('fsync') = 'on' and current_setting('full_page_writes') = 'on'
+             returning 1)
+         insert into hapax.cluster (format, feature, id, lineage, partitions, fingerprints, leases,
+           links) select $2, $3, $4, $5, $6, $7, $8, $9 from safe, mine returning single"
+    ),
+    types: &[
+        Type::BYTEA,
+        Type::INT4,
+        Type::INT4,
+        Type::UUID,
+        Type::UUID,
+        Type::INT4,
+        Type::BYTEA,
+        Type::BYTEA,
+        Type::BYTEA,
+    ],
+};
+
+/// Whether it is a broker of this id. Its clean commit is behind that which made it one.
+pub(crate) const IMPORT_PROVE: Sql = Sql {
+    text: concat!(
+        safe!(),
+        "update hapax.cluster set catalog = catalog + 1 from safe where id = $1 returning 1"
     ),
     types: &[Type::UUID],
 };

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_store::archive::Archive;
-use hapax_store::joined::{Joined, Opening};
+use hapax_store::joined::Joined;
 use hapax_store::journal::Wake;
 use hapax_store::{
     Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store, archive,
 };
 use uuid::Uuid;
 
-use crate::cache::Cache;
-use crate::call::Backend;
+use crate::claim::{Claiming, Ground};
 use crate::database::{Database, Shared};
-use crate::log::{Parts, PostgresLog};
-use crate::volume::PostgresVolume;
-use crate::witness::Witness;
+use crate::log::PostgresLog;
+use crate::steps::Steps;
+use crate::witness::{self, Witness};
 
 /// How a partition is opened.
 #[derive(Clone, Debug)]
@@ -33,6 +32,10 @@ pub struct Options {
     /// The most bytes of runs that are cached.
     pub cache_bytes: u64,
     pub archive: archive::Options,
+    /// What this machine knows of the partition; `None` if that is only in the cache's directory.
+    pub witness: Option<Arc<Witness>>,
+    /// Adds up what it takes.
+    pub steps: Arc<Steps>,
     /// How long a close waits for the database.
     pub close_wait: Duration,
 }
@@ -44,14 +47,32 @@ impl Options {
             seen: None,
             cache,
             cache_bytes: 4 << 30,
-            archive: archive::Options { reserve_bytes: 0, ..archive::Options::default() },
+            archive: archive::Options {
+                reserve_bytes: 0,
+                sync_bytes: SYNC_BYTES,
+                ..archive::Options::default()
+            },
+            witness: None,
+            steps: Arc::default(),
             close_wait: Duration::from_secs(10),
+        }
+    }
+
+    fn claiming(&self) -> Claiming {
+        Claiming {
+            node: self.node,
+            seen: self.seen,
+            cache: Some((self.cache.clone(), self.cache_bytes)),
+            archive: self.archive,
+            close_wait: self.close_wait,
+            steps: Arc::clone(&self.steps),
         }
     }
 }
 
-/// How often a claim tries to reach the database before it gives up.
-const TRIES: u32 = 20;
+/// Bytes of a run after which it is synced. What is left over then is a piece of its own, and no
+/// journal waits for this disk.
+const SYNC_BYTES: u64 = 4 << 20;
 
 /// A partition. Nothing is read or changed before it is claimed. Dropping it without
 /// [`close`](Store::close) counts as a crash.
@@ -67,9 +88,14 @@ pub struct PostgresStore {
 
 impl PostgresStore {
     pub fn open(database: &Database, partition: u16, options: Options, wake: Wake) -> Self {
-        let label = format!("partition {partition} in {}", database.shown());
+        let label = witness::label(partition);
         let database = database.clone();
         Self { database, partition, options, wake, label, joined: None, is_closed: false }
+    }
+
+    /// Counts it as opened, all in all in this time.
+    pub fn note_opened(&self, time: Duration) {
+        self.options.steps.note_opened(time);
     }
 
     /// Whether everything that was started is done.
@@ -82,35 +108,25 @@ impl PostgresStore {
         self.joined.as_ref().map(Joined::archive)
     }
 
-    /// Claims in the database first: the manifest is read when nobody else can replace it.
     fn claim_first(&self) -> Result<Joined<PostgresLog>, Error> {
-        let Options { cache, cache_bytes, .. } = &self.options;
-        hapax_store::create_private_directory(cache)
-            .map_err(|error| Error::io("create", &cache.display().to_string(), error))?;
         let Shared { cluster, lineage, .. } = *self.database.shared();
-        let opening = Opening::new(Arc::clone(&self.wake));
-        let path = cache.join(format!("witness-{:04}", self.partition));
-        let backend: Arc<dyn Backend> = Arc::new(self.database.clone());
-        let log = PostgresLog::new(Parts {
-            backend: Arc::clone(&backend),
+        let ground = Ground {
+            backend: Arc::new(self.database.clone()),
             lane: Arc::clone(self.database.lane(self.partition)),
             cluster,
             lineage,
             partition: self.partition,
-            node: self.options.node,
             label: self.label.clone(),
-            witness: Witness::read(path, cluster, lineage),
-            wake: opening.on_durable(),
-            tries: TRIES,
-            close_wait: self.options.close_wait,
-        });
-        log.claim_first(self.options.seen)?;
-        let ownership = Arc::clone(log.ownership());
-        let name = ownership.owner()?.claim.simple().to_string();
-        let cache = Cache::create(cache, self.partition, &name, *cache_bytes);
-        let volume =
-            PostgresVolume::new(backend, ownership, self.partition, self.label.clone(), cache);
-        opening.threaded(Arc::new(volume), self.options.archive, log)
+        };
+        let cache = &self.options.cache;
+        hapax_store::create_private_directory(cache)
+            .map_err(|error| Error::io("create", &cache.display().to_string(), error))?;
+        let of_cache = || {
+            let file = Arc::new(witness::path(cache, self.partition));
+            Arc::new(Witness::read(file, cluster, lineage))
+        };
+        let witness = self.options.witness.clone().unwrap_or_else(of_cache);
+        ground.claim(&self.options.claiming(), witness, &self.wake)?.threaded()
     }
 
     /// Who did not claim is no owner.

@@ -11,17 +11,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use hapax_store::archive::{self, Head};
-use hapax_store::{Error, File, Lock, NotReplaced, Volume};
+use hapax_store::{Corruption, Error, File, Lock, LogEnd, NotReplaced, Volume};
 
 use crate::cache::{Cache, Run};
-use crate::call::{Answer, Backend, Call, Owner, Piece};
+use crate::call::{Answer, Backend, Call, End, Owner, Piece};
 use crate::error::Failure;
 use crate::log::{Ownership, lock};
+use crate::steps::Steps;
 
 /// The most bytes of a piece.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
+pub const PIECE_BYTES: usize = 1 << 20;
 /// Pieces that one statement removes.
 const REMOVED: u64 = 64;
 
@@ -40,6 +42,7 @@ struct Shared {
     partition: u16,
     label: String,
     cache: Cache,
+    steps: Arc<Steps>,
 }
 
 impl PostgresVolume {
@@ -49,9 +52,10 @@ impl PostgresVolume {
         partition: u16,
         label: String,
         cache: Cache,
+        steps: Arc<Steps>,
     ) -> Self {
         Self {
-            shared: Arc::new(Shared { backend, ownership, partition, label, cache }),
+            shared: Arc::new(Shared { backend, ownership, partition, label, cache, steps }),
             version: Mutex::new(0),
             runs: Mutex::default(),
             unlisted: Mutex::default(),
@@ -71,13 +75,16 @@ impl PostgresVolume {
 
     /// Why a swap was refused.
     fn refusal(&self, owner: Owner) -> Error {
+        let had = self.shared.ownership.reached();
         match self.shared.insist(&Call::Ends(vec![owner.partition])) {
             Err(error) => error,
             Ok(Answer::Ends(ends)) => match ends.ends.first() {
-                Some(end) if end.claim == Some(owner.claim) => Error::Stopped(format!(
-                    "the manifest of {} was refused: a batch or a run that it names is missing",
-                    self.shared.label
-                )),
+                Some(end) if end.claim == Some(owner.claim) => {
+                    let why = "a batch or a run that it names is missing";
+                    let label = &self.shared.label;
+                    let text = format!("the manifest of {label} was refused: {why}");
+                    self.shared.check_end(had, end).err().unwrap_or(Error::Stopped(text))
+                }
                 end => {
                     let newest = end.map_or(0, |end| end.epoch);
                     self.shared.ownership.fail(Error::Fenced { held: owner.epoch, newest })
@@ -90,15 +97,37 @@ impl PostgresVolume {
 
 impl Shared {
     /// Executes a call that may be executed twice, until it succeeds or the store stops. A lack of
-    /// room is the caller's to wait out.
+    /// room is the caller's to wait out, and damage is nothing to wait for.
     fn insist(&self, call: &Call) -> Result<Answer, Error> {
         loop {
             self.ownership.stop.check()?;
             match self.backend.call(call.clone()) {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Full(why)) => return Err(self.full(why)),
+                Err(damaged @ Failure::Damaged(_)) => {
+                    let (file, offset, what) = (self.label.clone(), 0, damaged.to_string());
+                    return Err(Error::Corrupt(Corruption { file, offset, what }));
+                }
                 Err(_) => self.backend.pause(),
             }
+        }
+    }
+
+    fn check_end(&self, had: Option<LogEnd>, end: &End) -> Result<(), Error> {
+        had.map_or(Ok(()), |had| self.ownership.check_end(&self.label, had, end))
+    }
+
+    /// Why a piece is not there: the database may have been set back, or the owner replaced.
+    fn explain_missing(&self) -> Result<(), Error> {
+        let (owner, had) = (self.ownership.owner()?, self.ownership.reached());
+        let answer = self.insist(&Call::Ends(vec![self.partition]))?;
+        let Answer::Ends(ends) = answer else { return Ok(()) };
+        match ends.ends.first() {
+            Some(end) if end.epoch > owner.epoch => {
+                Err(self.ownership.fail(Error::Fenced { held: owner.epoch, newest: end.epoch }))
+            }
+            Some(end) => self.check_end(had, end),
+            None => Ok(()),
         }
     }
 
@@ -176,6 +205,8 @@ impl Volume for PostgresVolume {
             runs.extend(number);
         }
         let (through, whole): (_, Arc<[u8]>) = (head.through, Arc::from(bytes));
+        // An earlier try may have replaced it, or may yet.
+        let mut is_open = false;
         loop {
             let (version, runs, bytes) = (*version, runs.clone(), Arc::clone(&whole));
             let call = Call::Swap { owner, version, through, bytes, runs, size };
@@ -187,8 +218,11 @@ impl Volume for PostgresVolume {
                     Ok(None) => return Err(unchanged(self.refusal(owner))),
                     Err(error) => return Err(NotReplaced::Unknown(error)),
                 },
-                Err(Failure::Full(why)) => return Err(unchanged(self.shared.full(why))),
+                Err(Failure::Full(why)) if !is_open => {
+                    return Err(unchanged(self.shared.full(why)));
+                }
                 Err(_) => {
+                    is_open = true;
                     self.shared.ownership.stop.check().map_err(NotReplaced::Unknown)?;
                     self.shared.backend.pause();
                 }
@@ -208,8 +242,9 @@ impl Volume for PostgresVolume {
             self.shared.cache.remove(&run);
         }
         lock(&self.unlisted).remove(&run);
+        let version = *lock(&self.version);
         loop {
-            match self.shared.insist(&Call::Remove { owner, run }).map_err(io_error)? {
+            match self.shared.insist(&Call::Remove { owner, run, version }).map_err(io_error)? {
                 Answer::Changed(count) if count >= REMOVED => {}
                 _ => match self.shared.ownership.owner_after(owner).map_err(io_error)? {
                     Some(next) => owner = next,
@@ -273,9 +308,16 @@ impl File for RunFile {
         self.shared.cache.read(&self.run, buffer, offset, |at| {
             let Shared { partition, .. } = *self.shared;
             let call = Call::Fetch { partition, run: self.run.number(), at };
+            let begun = Instant::now();
             match self.shared.insist(&call).map_err(io_error)? {
-                Answer::Bytes(Some(bytes)) => Ok(bytes),
-                _ => Err(io::ErrorKind::UnexpectedEof.into()),
+                Answer::Bytes(Some(bytes)) => {
+                    self.shared.steps.pieces.note(begun.elapsed(), bytes.len() as u64);
+                    Ok(bytes)
+                }
+                _ => {
+                    self.shared.explain_missing().map_err(io_error)?;
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                }
             }
         })
     }
@@ -318,7 +360,7 @@ impl std::fmt::Debug for RunFile {
 
 /// A file that was read as a whole.
 #[derive(Debug)]
-struct Whole(Vec<u8>);
+pub(crate) struct Whole(pub(crate) Vec<u8>);
 
 impl File for Whole {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {

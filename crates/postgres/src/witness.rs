@@ -1,52 +1,180 @@
-//! How far a partition was when this machine last saw it, in a small file beside the cache.
+//! How far each partition was when this machine last knew it for certain, in a small file beside
+//! the cache.
 //!
 //! A database that was set back does not know it. Nodes that lived through it do, and nodes that
-//! were restarted meanwhile have this file. It is not synced: an old value is true, too.
+//! were restarted meanwhile have these files. They are not synced: an old value is true, too.
+//!
+//! Noted is only what no failover to a synchronous standby can undo: what an append committed
+//! cleanly, and what a heartbeat saw. A heartbeat is one statement that reads the ends of all
+//! partitions and updates its node's row: what its snapshot shows was committed before it, so it
+//! lies before the heartbeat's own commit in the database's one log, and a heartbeat that is
+//! acknowledged without a warning proves all of it.
 
+use std::fmt::Debug;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
-use hapax_store::LogEnd;
+use hapax_store::{Error, LogEnd, Sequence};
 use uuid::Uuid;
 
+use crate::call::{End, Watched};
+use crate::log::lock;
+use crate::members::Heartbeat;
+
+/// Where a witness is kept: a file, or what the simulator has for one.
+pub trait Note: Debug + Send + Sync {
+    fn read(&self) -> Option<String>;
+
+    /// False if that fails.
+    fn write(&self, text: &str) -> bool;
+}
+
+/// A file.
+impl Note for PathBuf {
+    fn read(&self) -> Option<String> {
+        fs::read_to_string(self).ok()
+    }
+
+    fn write(&self, text: &str) -> bool {
+        let temporary = self.with_extension("tmp");
+        fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, self)).is_ok()
+    }
+}
+
+/// What this machine knows of one partition. The owner of the partition and the heartbeats of its
+/// node share it.
 #[derive(Debug, Default)]
-pub(crate) struct Witness {
-    path: Option<PathBuf>,
+pub struct Witness {
+    kept: Option<Arc<dyn Note>>,
     /// Cluster and lineage: another one says nothing about this.
     of: (Uuid, Uuid),
-    last: Option<LogEnd>,
-    is_written: bool,
+    noted: Mutex<Option<LogEnd>>,
+    /// What the file has; locked while it is written.
+    written: Mutex<Option<LogEnd>>,
 }
 
 impl Witness {
-    pub(crate) fn read(path: PathBuf, cluster: Uuid, lineage: Uuid) -> Self {
+    pub fn read(kept: Arc<dyn Note>, cluster: Uuid, lineage: Uuid) -> Self {
         let of = (cluster, lineage);
-        let last = fs::read_to_string(&path).ok().and_then(|text| parse(&text, of));
-        Self { path: Some(path), of, last, is_written: true }
+        let last = kept.read().and_then(|text| parse(&text, of));
+        Self { kept: Some(kept), of, noted: Mutex::new(last), written: Mutex::new(last) }
     }
 
     pub(crate) fn last(&self) -> Option<LogEnd> {
-        self.last
+        *lock(&self.noted)
     }
 
-    pub(crate) fn note(&mut self, last: LogEnd) {
-        if self.last != Some(last) {
-            self.last = Some(last);
-            self.is_written = false;
-        }
+    /// The partition was that far, for certain. What is known never goes back: a heartbeat may
+    /// report less than an append that overtook it.
+    pub(crate) fn note(&self, last: LogEnd) {
+        let mut noted = lock(&self.noted);
+        let known = noted.get_or_insert(last);
+        let epoch = known.epoch.max(last.epoch);
+        let further = if last.sequence > known.sequence { last } else { *known };
+        *known = LogEnd { epoch, ..further };
     }
 
     /// Writes it, if it changed. A failure costs the file's use and nothing else.
-    pub(crate) fn write(&mut self) {
-        let (Some(path), Some(last), false) = (&self.path, self.last, self.is_written) else {
+    pub(crate) fn write(&self) {
+        let mut written = lock(&self.written);
+        let last = self.last();
+        let (Some(kept), Some(noted), false) = (&self.kept, last, *written == last) else {
             return;
         };
-        let LogEnd { epoch, sequence, chain } = last;
+        let LogEnd { epoch, sequence, chain } = noted;
         let text = format!("{} {} {epoch} {sequence} {chain}\n", self.of.0, self.of.1);
-        let temporary = path.with_extension("tmp");
-        let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
-        self.is_written = written.is_ok();
+        if kept.write(&text) {
+            *written = last;
+        }
     }
+}
+
+/// What the partition ends at, if that is not a continuation of what was known of it. `kept` is
+/// the batch of that number, if the journal still has it.
+pub(crate) fn set_back(had: &LogEnd, end: &End, kept: Option<LogEnd>) -> Option<LogEnd> {
+    if end.last.sequence < had.sequence || end.epoch < had.epoch {
+        return Some(end.last);
+    }
+    kept.filter(|kept| kept.sequence == had.sequence && kept.chain != had.chain)
+}
+
+/// What this machine knows of all partitions.
+#[derive(Clone, Debug)]
+pub struct Witnesses {
+    lineage: Uuid,
+    all: Arc<[Arc<Witness>]>,
+}
+
+impl Witnesses {
+    /// Reads the files, in one directory for each partition.
+    #[cfg(feature = "connection")]
+    pub(crate) fn of_files(of: (Uuid, Uuid), directories: &[PathBuf]) -> Self {
+        let file = |(partition, directory): (u16, &PathBuf)| {
+            // Without a directory the files are not written: the node remembers while it lives.
+            let _ = hapax_store::create_private_directory(directory);
+            Arc::new(path(directory, partition)) as Arc<dyn Note>
+        };
+        Self::read(of, (0..).zip(directories).map(file))
+    }
+
+    /// Reads what is kept of cluster and lineage, for each partition.
+    pub fn read(of: (Uuid, Uuid), kept: impl Iterator<Item = Arc<dyn Note>>) -> Self {
+        let witness = |kept| Arc::new(Witness::read(kept, of.0, of.1));
+        Self { lineage: of.1, all: kept.map(witness).collect() }
+    }
+
+    pub fn of(&self, partition: u16) -> Option<Arc<Witness>> {
+        self.all.get(usize::from(partition)).cloned()
+    }
+
+    /// What is known now. A heartbeat is compared with what was known when it began: while it is
+    /// on its way, appends may get further than it sees.
+    pub fn known(&self) -> Vec<(u16, LogEnd)> {
+        let last = |(partition, witness): (u16, &Arc<Witness>)| Some((partition, witness.last()?));
+        (0..).zip(self.all.iter()).filter_map(last).collect()
+    }
+
+    /// Notes what a heartbeat saw, which was begun when that was known. Returns the first partition
+    /// that was set back, as an error; nothing is noted of it.
+    pub fn note(&self, known: &[(u16, LogEnd)], heartbeat: &Heartbeat) -> Option<Error> {
+        if heartbeat.lineage != self.lineage {
+            return None; // Positions of different histories say nothing about each other.
+        }
+        let mut first = None;
+        for Watched { end, kept } in &heartbeat.watched {
+            let had = known.iter().find(|(partition, _)| *partition == end.partition);
+            let found = had.and_then(|(_, had)| Some((*had, set_back(had, end, *kept)?)));
+            match (found, self.of(end.partition)) {
+                (Some((had, found)), _) => {
+                    let file = label(end.partition);
+                    first = first.or(Some(Error::Regressed { file, had, found }));
+                }
+                (None, Some(witness)) => witness.note(LogEnd { epoch: end.epoch, ..end.last }),
+                (None, None) => {}
+            }
+        }
+        first
+    }
+
+    /// Writes what changed. Blocks.
+    pub fn write(&self) {
+        self.all.iter().for_each(|witness| witness.write());
+    }
+}
+
+/// A partition in messages. Who reads them need not know where the database is.
+pub(crate) fn label(partition: u16) -> String {
+    format!("partition {partition} in the database")
+}
+
+/// The numbers of the batches that a heartbeat looks for.
+pub(crate) fn numbers(known: &[(u16, LogEnd)]) -> Vec<(u16, Sequence)> {
+    known.iter().map(|(partition, end)| (*partition, end.sequence)).collect()
+}
+
+pub(crate) fn path(directory: &std::path::Path, partition: u16) -> PathBuf {
+    directory.join(format!("witness-{partition:04}"))
 }
 
 fn parse(text: &str, of: (Uuid, Uuid)) -> Option<LogEnd> {
@@ -56,4 +184,73 @@ fn parse(text: &str, of: (Uuid, Uuid)) -> Option<LogEnd> {
     let sequence = words.next()?.parse().ok()?;
     let chain = words.next()?.parse().ok()?;
     (found == of).then_some(LogEnd { epoch, sequence, chain })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(epoch: u32, sequence: Sequence, chain: u64) -> LogEnd {
+        LogEnd { epoch, sequence, chain }
+    }
+
+    /// A heartbeat of a broker with one partition, at that epoch and with that last batch.
+    fn heartbeat(epoch: u32, last: LogEnd, kept: Option<LogEnd>, lineage: Uuid) -> Heartbeat {
+        let end = End { partition: 0, epoch, claim: None, owner: None, last };
+        Heartbeat {
+            count: 1,
+            database_ms: 0,
+            round_trip: std::time::Duration::ZERO,
+            catalog: 0,
+            lineage,
+            watched: vec![Watched { end, kept }],
+        }
+    }
+
+    fn witnesses(directory: &std::path::Path) -> Witnesses {
+        Witnesses::of_files((Uuid::from_u128(1), Uuid::from_u128(2)), &[directory.to_owned()])
+    }
+
+    #[test]
+    fn what_a_heartbeat_saw_is_kept_over_a_restart_and_less_is_a_loss() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lineage, other) = (Uuid::from_u128(2), Uuid::from_u128(3));
+        let all = witnesses(directory.path());
+        assert_eq!(all.known(), []);
+        assert!(all.note(&[], &heartbeat(7, end(6, 100, 1), None, lineage)).is_none());
+        all.write();
+        let all = witnesses(directory.path());
+        let known = all.known();
+        assert_eq!(known, [(0, end(7, 100, 1))]);
+        let lost = |epoch, last, kept| all.note(&known, &heartbeat(epoch, last, kept, lineage));
+        for (epoch, last, kept) in [
+            (7, end(6, 99, 9), None),
+            (6, end(6, 100, 1), Some(end(6, 100, 1))),
+            (8, end(8, 150, 3), Some(end(6, 100, 2))),
+        ] {
+            let error = lost(epoch, last, kept).unwrap().to_string();
+            assert!(error.contains("it went to batch 100 of epoch 7"), "{error}");
+            assert_eq!(all.known(), known, "nothing is noted of it");
+        }
+        let elsewhere = heartbeat(1, end(1, 1, 1), None, other);
+        assert!(all.note(&known, &elsewhere).is_none(), "another history");
+        assert_eq!(all.known(), known);
+        assert!(lost(8, end(8, 101, 5), Some(end(6, 100, 1))).is_none());
+        assert!(lost(8, end(8, 102, 6), None).is_none(), "it was truncated");
+        assert_eq!(all.known(), [(0, end(8, 102, 6))]);
+    }
+
+    #[test]
+    fn a_heartbeat_that_an_append_overtook_is_no_loss_and_takes_nothing_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let all = witnesses(directory.path());
+        let witness = all.of(0).unwrap();
+        witness.note(end(7, 100, 1));
+        let known = all.known();
+        // It is on its way while its node appends.
+        witness.note(end(7, 103, 4));
+        let beaten = heartbeat(7, end(7, 101, 2), Some(end(7, 100, 1)), Uuid::from_u128(2));
+        assert!(all.note(&known, &beaten).is_none());
+        assert_eq!(all.known(), [(0, end(7, 103, 4))]);
+    }
 }

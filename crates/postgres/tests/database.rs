@@ -100,7 +100,7 @@ fn nodes_see_each_other_and_forget_those_that_are_gone() {
         Members::register(&database, &node, within).unwrap()
     };
     let (one, other) = (register("one"), register("other"));
-    let beat = one.heartbeat(NodeState::Serving, 5, within).unwrap().unwrap();
+    let beat = one.heartbeat(NodeState::Serving, 5, &[], within).unwrap().unwrap();
     assert_eq!((beat.count, beat.lineage), (1, database.shared().lineage));
     let seen = other.read(within).unwrap();
     assert_eq!(seen.partitions.len(), 2);
@@ -108,7 +108,10 @@ fn nodes_see_each_other_and_forget_those_that_are_gone() {
     assert_eq!(names, [("one", 1), ("other", 0)]);
     assert!(!other.delete(one.id(), 0, within).unwrap(), "its heartbeat changed");
     assert!(other.delete(one.id(), 1, within).unwrap());
-    assert!(one.heartbeat(NodeState::Serving, 5, within).unwrap().is_none(), "its row is gone");
+    assert!(
+        one.heartbeat(NodeState::Serving, 5, &[], within).unwrap().is_none(),
+        "its row is gone"
+    );
     other.leave(within).unwrap();
     let third = register("third");
     assert_eq!(third.read(within).unwrap().nodes.len(), 1);

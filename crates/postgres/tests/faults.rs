@@ -1,13 +1,10 @@
 //! Replies that are lost, warnings, servers that go away and come back with less.
 #![expect(clippy::unwrap_used, reason = "a test: what fails here fails it")]
 
-#[path = "support/proxy.rs"]
-mod proxy;
 mod support;
 
 use hapax_store::{Checkpoint, Error, LogEnd, Store};
-use hapax_testing::{PostgresServer, until};
-use proxy::Proxy;
+use hapax_testing::{PostgresServer, Proxy, until};
 
 fn expected(count: u64) -> String {
     (1..=count).map(|it| format!("{it} b{it}\n")).collect()
@@ -254,4 +251,36 @@ fn a_node_has_few_connections_however_many_partitions() {
     );
     let count: u32 = server.sql("postgres", &asked).trim().parse().unwrap();
     assert!((1..=8).contains(&count), "{count} connections");
+}
+
+/// A page of the runs is lost: whoever needs it is told so, and does not wait for it for ever.
+#[test]
+fn what_the_database_cannot_read_is_an_error_with_its_reason() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    append(&mut store, claim.epoch, 1);
+    let (epoch, through, at) = (claim.epoch, 1, 0);
+    // Too much for a row of the database's own, however it is packed.
+    let value: Vec<u8> =
+        (0..30_000_u32).map(|it| it.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+    let rows = Box::new(move |rows: &mut hapax_store::RowSet| rows.put_ordered(b"key", &value));
+    store.checkpoint(Checkpoint { epoch, through, at, rows }).unwrap();
+    until("the checkpoint", || store.checkpointed().unwrap() == 1);
+    store.close().unwrap();
+    drop(store);
+    let damage = "create extension pg_surgery;
+        do $$ declare toast regclass; begin
+          select reltoastrelid into toast from pg_class where oid = 'hapax.chunk'::regclass;
+          execute format('select heap_force_kill(%L, array(select ctid from %s))', toast, toast);
+        end $$";
+    server.sql(&name, damage);
+    let opening = std::thread::spawn(move || {
+        support::open(&database, 0, cache.path()).claim().map(drop).unwrap_err().to_string()
+    });
+    until("the refusal", || opening.is_finished());
+    let told = opening.join().unwrap();
+    assert!(told.contains("is damaged") && told.contains("toast value"), "{told}");
 }

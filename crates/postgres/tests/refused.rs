@@ -36,12 +36,29 @@ fn a_url_says_what_is_wrong_with_it() {
     assert!(!format!("{settings:?}").contains("secret"), "{settings:?}");
 }
 
+/// A machine that stands still takes connections, and says nothing.
+#[test]
+fn a_host_that_never_answers_keeps_nobody_from_the_next() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (one, two) = (silent.local_addr().unwrap(), server.port());
+    let both = format!("postgres://postgres@{one},127.0.0.1:{two}/{name}");
+    let database = support::connect(&both, 2);
+    assert_eq!(database.shared().cluster, support::connect(&url, 2).shared().cluster);
+    assert_eq!(database.shown(), format!("postgres://{one},127.0.0.1:{two}/{name}"));
+    // Alone it is given up, and named.
+    let alone = refused(&format!("postgres://postgres@{one}/{name}?connect_timeout=1"));
+    assert!(alone.to_string().contains("silent"), "{alone}");
+}
+
 #[test]
 fn each_sqlstate_has_its_meaning() {
     type Kind = fn(&Failure) -> bool;
     let unreachable: Kind = |it| matches!(it, Failure::Unreachable(_)) && it.ends_connection();
     let full: Kind = |it| matches!(it, Failure::Full(_)) && !it.ends_connection();
     let rolled_back: Kind = |it| matches!(it, Failure::RolledBack(_)) && !it.ends_connection();
+    let damaged: Kind = |it| matches!(it, Failure::Damaged(_)) && !it.ends_connection();
     let refused: Kind = |it| matches!(it, Failure::Refused(_)) && !it.ends_connection();
     for (state, kind) in [
         ("53100", full),
@@ -54,6 +71,8 @@ fn each_sqlstate_has_its_meaning() {
         ("53300", unreachable),
         ("40001", rolled_back),
         ("40P01", rolled_back),
+        ("XX001", damaged),
+        ("XX002", damaged),
         ("23505", refused),
         ("42501", refused),
     ] {

@@ -126,14 +126,13 @@ impl Harness for InPostgres {
     }
 }
 
-fn check_contract(url_of: impl Fn(&str, &str) -> String) {
-    let Some(server) = support::server() else { return };
-    let (url, name) = support::empty(&server);
+fn check_contract(server: &Arc<PostgresServer>, url_of: impl Fn(&str, &str) -> String) {
+    let (url, name) = support::empty(server);
     let database = support::connect(&url_of(&url, &name), 80);
     let next = AtomicU16::new(0);
     conformance::run(&mut || {
         Box::new(InPostgres {
-            server: Arc::clone(&server),
+            server: Arc::clone(server),
             name: name.clone(),
             database: database.clone(),
             partition: next.fetch_add(1, Ordering::Relaxed),
@@ -145,7 +144,20 @@ fn check_contract(url_of: impl Fn(&str, &str) -> String) {
 
 #[test]
 fn the_store_in_postgres_keeps_the_contract() {
-    check_contract(|url, _| url.to_owned());
+    let Some(server) = support::server() else { return };
+    check_contract(&server, |url, _| url.to_owned());
+}
+
+/// The same on other releases of PostgreSQL, if `./test` has brought their programs, with what the
+/// statements promise.
+#[test]
+fn the_store_on_other_releases_of_postgresql_keeps_the_contract() {
+    for programs in hapax_testing::other_programs() {
+        let server = Arc::new(PostgresServer::start_from(programs, &[]));
+        check_contract(&server, |url, _| url.to_owned());
+        let (url, _) = support::empty(&server);
+        hapax_postgres::conformance::run(&support::connect(&url, 4));
+    }
 }
 
 /// The same through PgBouncer, where every statement may go to another session.
@@ -166,7 +178,9 @@ fn the_store_behind_a_pooler_keeps_the_contract() {
     let settings = server.write("pgbouncer.ini", &settings);
     let _pooler = server.beside(program, &["-q", settings.to_str().unwrap()]);
     until("PgBouncer", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-    check_contract(|_, name| format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true"));
+    check_contract(&server, |_, name| {
+        format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true")
+    });
     let (_, name) = support::empty(&server);
     let url = format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true");
     hapax_postgres::conformance::run(&support::connect(&url, 4));
@@ -233,4 +247,37 @@ fn an_owner_that_claims_again_while_it_merges_stays_the_owner() {
         }
     }
     store.close().unwrap();
+}
+
+/// Recovery reads some batches, applies them, and goes on.
+#[test]
+fn a_read_that_goes_on_has_every_batch_and_reads_no_page_twice() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    // Several go into one statement and are told apart by their lengths alone; some are empty.
+    let batch = |sequence: u64| vec![sequence as u8; (sequence as usize * 37) % 100];
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    (1..=300).for_each(|it| store.append(claim.epoch, it, &batch(it)).unwrap());
+    until("the batches", || store.durable().unwrap() == 300);
+    drop(store);
+    let options = Options::new(support::node(), cache.path().to_owned());
+    let steps = Arc::clone(&options.steps);
+    let mut store = PostgresStore::open(&database, 0, options, Arc::new(|| {}));
+    assert_eq!(store.claim().unwrap().last, 300);
+    for first in (1..=300).step_by(7) {
+        let mut found = Vec::new();
+        store
+            .read(first, &mut |sequence, bytes| {
+                assert_eq!(bytes, batch(sequence), "batch {sequence}");
+                found.push(sequence);
+                Ok(found.len() < 7)
+            })
+            .unwrap();
+        assert_eq!(found, Vec::from_iter(first..=(first + 6).min(300)));
+    }
+    assert_eq!(steps.tail().count, 1, "all of it is one page");
+    store.read(100, &mut |sequence, _| Ok(sequence < 200)).unwrap();
+    assert_eq!(steps.tail().count, 2, "what was read before is not kept");
 }

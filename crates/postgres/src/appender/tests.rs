@@ -109,6 +109,26 @@ fn an_owner_that_claims_again_is_not_taken_for_replaced_meanwhile() {
     assert_eq!(appender.durable(tickets[0]).unwrap().epoch, 4);
 }
 
+/// The look-up ran before the next claim, and its reply came when the owner had gone on.
+#[test]
+fn a_late_look_up_is_not_held_against_an_owner_that_claimed_again() {
+    let (mut appender, tickets) = with(1);
+    appender.hold(tickets[0]);
+    appender.look();
+    looks(&mut appender);
+    let next = Owner { epoch: 4, claim: Uuid::from_u128(9), ..owner(0) };
+    appender.go_on(tickets[0], next);
+    appender.answered(ends(vec![end(owner(0), position(&START))]));
+    assert!(appender.ended(tickets[0]).is_none(), "{:?}", appender.ended(tickets[0]));
+    appender.look();
+    looks(&mut appender);
+    let again = Owner { epoch: 5, claim: Uuid::from_u128(10), ..next };
+    appender.hold(tickets[0]);
+    appender.go_on(tickets[0], again);
+    appender.answered(ends(vec![end(next, position(&START))]));
+    assert!(appender.ended(tickets[0]).is_none(), "{:?}", appender.ended(tickets[0]));
+}
+
 #[test]
 fn what_was_found_and_then_lost_is_sent_again() {
     let (mut appender, tickets) = with(1);
