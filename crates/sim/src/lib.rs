@@ -6,13 +6,15 @@
 //!       └────answers─────┴──▶ checker              faults ─────┘
 //! ```
 //!
-//! There are no threads, no clock and no source of randomness other than [`Random`], so a seed that
-//! fails once fails every time. The disk is [`SimDisk`]; a store accesses it as a [`SimVolume`].
-//! One seed is one [`run`](run::run) of one partition on its disk, or one [`broker`] with several
-//! partitions and the engine's code between them.
+//! There is no concurrency, no clock and no source of randomness other than [`Random`], so a seed
+//! that fails once fails every time. The disk is [`SimDisk`]; a store accesses it as a
+//! [`SimVolume`]. One seed is one [`run`](run::run) of one partition on its disk, one [`broker`]
+//! with several partitions and the engine's code between them, or one [`cluster`] of nodes on a
+//! model of PostgreSQL.
 
 pub mod broker;
 pub mod checker;
+pub mod cluster;
 pub mod faults;
 pub mod op;
 pub mod planted;

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use hapax_sim::broker;
 use hapax_sim::faults::{Choice, Tally};
 use hapax_sim::run::{Report, Settings, run};
+use hapax_sim::{broker, cluster};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Simulates a partition of Hapax on a disk that fails.
@@ -34,6 +34,9 @@ struct Arguments {
     /// Run whole brokers: several partitions with the engine's routing, changes and relays.
     #[arg(long)]
     broker: bool,
+    /// Run nodes of a cluster on a model of PostgreSQL, with the store that ships.
+    #[arg(long, conflicts_with = "broker")]
+    cluster: bool,
     /// Go on after a seed that fails, and list all that do.
     #[arg(long)]
     keep_going: bool,
@@ -80,10 +83,14 @@ fn run_one(seed: u64, settings: &Settings, arguments: &Arguments) -> ExitCode {
 }
 
 fn run_seed(seed: u64, settings: &Settings, arguments: &Arguments) -> Report {
+    let crashes = arguments.faults != Choice::These(Vec::new());
+    if arguments.cluster {
+        let (steps, trace, bug) = (settings.steps, settings.trace, settings.bug);
+        return cluster::run(seed, &cluster::Settings { steps, faults: crashes, bug, trace });
+    }
     if !arguments.broker {
         return run(seed, settings);
     }
-    let crashes = arguments.faults != Choice::These(Vec::new());
     let default = broker::Settings::default();
     let settings = broker::Settings {
         steps: settings.steps,
@@ -149,6 +156,9 @@ fn told(report: &Report, arguments: &Arguments) -> Option<String> {
     let mut command = format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);
     if arguments.broker {
         command += " --broker";
+    }
+    if arguments.cluster {
+        command += " --cluster";
     }
     if arguments.steps != Settings::default().steps {
         command += &format!(" --steps {}", arguments.steps);

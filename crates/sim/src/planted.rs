@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::{Batch, Decision, Digest, MessageId, Time, read_batch};
+use hapax_postgres::PostgresLog;
 use hapax_store::disk::{self, DiskStore};
+use hapax_store::joined::Joined;
 use hapax_store::memory::MemoryStore;
 use hapax_store::{
     Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
@@ -69,6 +71,16 @@ pub enum Bug {
     SegmentsNotPinned,
     /// An idle partition takes no checkpoint to free disk space.
     NoRelief,
+    /// An append to the database checks neither epoch nor claim.
+    NoClaimCheck,
+    /// An append to the database does not check that the batch before is there.
+    NoChainCheck,
+    /// A batch that is found in the database counts as durable, replicated or not.
+    FoundIsDurable,
+    /// Nodes judge heartbeats by the database's clock.
+    DatabaseClock,
+    /// Runs that no manifest lists are removed when a node starts, before it claims.
+    LeftoversBeforeClaim,
 }
 
 /// The store of one partition: on the simulated disk, or in memory if owners race.
@@ -89,6 +101,7 @@ pub struct SimStore {
 enum Inner {
     Disk(DiskStore),
     Memory(MemoryStore),
+    Postgres(Box<Joined<PostgresLog>>),
 }
 
 /// State of the planted bugs that owners share.
@@ -112,6 +125,10 @@ impl SimStore {
         shared: Arc<Mutex<Shared>>,
     ) -> Self {
         Self::new(Inner::Memory(store), partition, bug, shared)
+    }
+
+    pub fn postgres(store: Joined<PostgresLog>, partition: u16, bug: Option<Bug>) -> Self {
+        Self::new(Inner::Postgres(Box::new(store)), partition, bug, Arc::default())
     }
 
     fn new(inner: Inner, partition: u16, bug: Option<Bug>, shared: Arc<Mutex<Shared>>) -> Self {
@@ -148,7 +165,7 @@ impl SimStore {
     pub fn source(&self) -> Option<disk::Source> {
         match &self.inner {
             Inner::Disk(store) => Some(store.source()),
-            Inner::Memory(_) => None,
+            Inner::Memory(_) | Inner::Postgres(_) => None,
         }
     }
 
@@ -156,6 +173,7 @@ impl SimStore {
         match &mut self.inner {
             Inner::Disk(store) => store,
             Inner::Memory(store) => store,
+            Inner::Postgres(store) => &mut **store,
         }
     }
 
@@ -216,6 +234,7 @@ impl Store for SimStore {
             Inner::Memory(store) if unfenced => store.another().durable()?,
             Inner::Memory(store) => store.durable()?,
             Inner::Disk(store) => store.durable()?,
+            Inner::Postgres(store) => store.durable()?,
         };
         lock(&self.shared).staged.retain(|_, (sequence, ..)| *sequence > durable);
         if unfenced {
