@@ -21,6 +21,8 @@
 mod file;
 mod pattern;
 mod permission;
+mod set;
+pub(crate) mod shared;
 mod token;
 mod tokens;
 
@@ -32,9 +34,11 @@ use jiff::Timestamp;
 
 use crate::problem::Problem;
 
-pub use file::{Created, Error, Listed, NewToken, TokenFile};
+pub use file::TokenFile;
 pub use pattern::{InvalidPattern, Pattern, Patterns};
 pub use permission::{Permission, Permissions, UnknownPermission};
+pub use set::{Created, Error, Listed, NewToken};
+pub use shared::SharedTokens;
 pub use tokens::Tokens;
 
 /// An action on a queue, or on the server.

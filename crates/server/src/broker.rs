@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Configure;
+use hapax_postgres::Database;
 use tokio::task::JoinSet;
 
-use crate::auth::{self, Auth, Tokens};
+use crate::auth::{self, Auth, SharedTokens, Tokens};
 use crate::engine::{self, Data, Engine, Stopped};
 use crate::lint::{self, Finding, Severity};
 use crate::listen::{BindError, Limits, Listener, Tls, TlsError, TlsFiles};
@@ -153,16 +154,46 @@ pub(crate) fn auth(options: &Options, data: &Path) -> Result<(Auth, Option<Arc<T
     match options.auth {
         options::Auth::Off => Ok((Auth::off(), None)),
         options::Auth::Tokens => {
-            let tokens = Arc::new(Tokens::open(data)?);
+            let tokens = Tokens::open(data)?;
             if tokens.is_empty() {
                 tracing::warn!(
                     "there are no tokens, so every request is refused: create one with `hapax \
                      token create`"
                 );
             }
-            Ok((Auth::Tokens(Arc::clone(&tokens)), Some(tokens)))
+            Ok(by(tokens))
         }
     }
+}
+
+/// The same for a node, whose tokens are in the database.
+pub(crate) async fn shared_auth(
+    options: &Options,
+    database: &Database,
+) -> Result<(Auth, Option<Arc<Tokens>>), Error> {
+    match options.auth {
+        options::Auth::Off => Ok((Auth::off(), None)),
+        options::Auth::Tokens => {
+            let (shared, data) = (SharedTokens::new(database.clone()), options.data.clone());
+            let opened = tokio::task::spawn_blocking(move || {
+                shared.adopt_file(&data)?;
+                Tokens::shared(shared)
+            });
+            let tokens = opened.await??;
+            if tokens.is_empty() {
+                tracing::warn!(
+                    "the database has no tokens, so every request is refused: create one with \
+                     `hapax token create --store URL`"
+                );
+            }
+            Ok(by(tokens))
+        }
+    }
+}
+
+fn by(tokens: Tokens) -> (Auth, Option<Arc<Tokens>>) {
+    let tokens = Arc::new(tokens);
+    (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
 }
 
 pub(crate) fn service_on(

@@ -20,7 +20,7 @@ mod wall;
 mod writer;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -33,12 +33,13 @@ use hapax_partition::route::Routes;
 use hapax_store::disk;
 use tokio::sync::{broadcast, oneshot, watch};
 
-pub use data::Data;
+pub(crate) use data::moved_epoch;
+pub use data::{Data, Moving};
 pub use dispatch::{List, Listed, Omitted, Room, To};
 pub(crate) use dispatch::{Parts, gather};
 use holdings::UnreadReports;
 use inbox::{Ask, Inbox, Reply};
-pub use open::Place;
+pub use open::{Place, cache_of};
 pub use pages::{Cursor, Page};
 use queues::Listing;
 pub use queues::{Decided, Survey};
@@ -97,9 +98,16 @@ pub enum Error {
     OnePartition(PathBuf),
     #[error(
         "{} has the data of a broker on disk, and this broker's store is a database: choose \
-         another --data. Nothing was changed", .0.display()
+         another --data. `hapax import` brings data on disk into a database. Nothing was changed",
+        .0.display()
     )]
     OnDisk(PathBuf),
+    #[error(
+        "the data of {} was imported into a database, and is outdated: start the broker with that \
+         --store (HAPAX_STORE) and another --data. To go back to it nevertheless, rename \
+         broker.json.imported in it to broker.json. Nothing was changed", .0.display()
+    )]
+    Retired(PathBuf),
     #[error(
         "{} is the directory of a node whose data is in a database, and this broker has no \
          --store (HAPAX_STORE): it would begin with nothing. Give it, or choose another --data. \
@@ -183,10 +191,14 @@ pub(crate) struct Shared {
     lost: broadcast::Sender<(QueueName, Fence)>,
     on_beat: OnBeat,
     clocks_ahead: Vec<AtomicI64>,
+    /// Bytes of journal that each partition has written since its last checkpoint began.
+    tails: Vec<AtomicU64>,
     /// Why a partition stopped by itself.
     failed: watch::Sender<Option<Stopped>>,
     /// Whether that is because its store was set back.
     is_regressed: AtomicBool,
+    /// Whether a partition gets nothing done.
+    is_stalled: AtomicBool,
     wall: Wall,
     /// The partitions that belong to another owner, and what is answered for them.
     fenced: watch::Sender<Vec<(usize, Stopped)>>,
@@ -244,7 +256,18 @@ impl Engine {
 
     /// Whether every partition can answer.
     pub fn is_ready(&self) -> bool {
-        !self.has_failed() && !self.is_draining() && self.fenced().is_empty()
+        let is_over = self.has_failed() || self.is_draining() || !self.fenced().is_empty();
+        !is_over && !self.is_stalled()
+    }
+
+    /// Whether a partition was found to get nothing done.
+    pub fn is_stalled(&self) -> bool {
+        self.shared.is_stalled.load(Ordering::Relaxed)
+    }
+
+    /// A partition gets nothing done, or all go on again.
+    pub fn set_stalled(&self, is_stalled: bool) {
+        self.shared.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
 
     /// The partitions that another owner took over, in the order in which that was noticed, and
@@ -303,6 +326,12 @@ impl Engine {
     /// 0.
     pub fn clocks_ahead_ms(&self) -> Vec<i64> {
         self.shared.clocks_ahead.iter().map(|ahead| ahead.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Bytes of journal of each partition since its last checkpoint began: about what the next
+    /// owner has to read.
+    pub fn tail_bytes(&self) -> Vec<u64> {
+        self.shared.tails.iter().map(|tail| tail.load(Ordering::Relaxed)).collect()
     }
 
     /// Leases that are lost from now on, of every queue.
@@ -386,6 +415,13 @@ impl Stopped {
 impl Shared {
     fn partitions(&self) -> usize {
         self.inboxes.len()
+    }
+
+    /// A partition has written that much journal since its last checkpoint began.
+    fn tail(&self, partition: usize, bytes: usize) {
+        if let Some(tail) = self.tails.get(partition) {
+            tail.store(bytes as u64, Ordering::Relaxed);
+        }
     }
 
     fn start(self: &Arc<Self>, number: usize, partition: Partition<AnyStore>) -> Result<(), Error> {

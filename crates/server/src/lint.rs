@@ -22,6 +22,7 @@ pub type IsWritten<'a> = &'a dyn Fn(&str) -> bool;
 pub fn lint(options: &Options, mounts: &str, is_written: IsWritten<'_>) -> Vec<Finding> {
     let mut findings = reach(options);
     findings.extend(data::lint(&options.data, mounts, is_written));
+    findings.extend(broker::followed(options));
     findings.extend(broker::tenants(options));
     for declared in &options.queues {
         findings.extend(queue(&declared.path(), &declared.config, is_written));

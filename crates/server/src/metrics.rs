@@ -2,6 +2,7 @@
 //! queues are read from the partitions at every scrape. A queue that does not exist gets no series,
 //! so that nobody can fill the memory with names.
 
+mod cluster;
 mod plain;
 mod requests;
 mod scrape;
@@ -17,6 +18,7 @@ use crate::engine::Beat;
 use crate::listen;
 use requests::Requests;
 
+pub use cluster::{ClusterMeters, Takeover};
 pub use plain::{CONTENT_TYPE as PLAIN_CONTENT_TYPE, plain};
 pub use scrape::CONTENT_TYPE;
 
@@ -30,6 +32,7 @@ struct Inner {
     partitions: PartitionMeters,
     requests: Mutex<Requests>,
     port: OnceLock<Arc<listen::Stats>>,
+    cluster: OnceLock<ClusterMeters>,
 }
 
 /// The request metrics of one queue.
@@ -132,6 +135,22 @@ impl Metrics {
     /// Adds the counters of the port.
     pub fn watch_port(&self, stats: Arc<listen::Stats>) {
         let _ = self.0.port.set(stats);
+    }
+
+    /// Adds what a node knows of its database and of the others.
+    pub fn watch_cluster(&self, database: hapax_postgres::Database) {
+        let metrics = Arc::downgrade(&self.0);
+        database.on_append(Box::new(move |took, batches, is_acknowledged| {
+            if let Some(cluster) = metrics.upgrade().as_ref().and_then(|it| it.cluster.get()) {
+                cluster.appended(took, batches, is_acknowledged);
+            }
+        }));
+        let _ = self.0.cluster.set(ClusterMeters::new(database));
+    }
+
+    /// `None` if the store is not shared.
+    pub fn cluster(&self) -> Option<&ClusterMeters> {
+        self.0.cluster.get()
     }
 
     /// The queue is gone, and its series with it.

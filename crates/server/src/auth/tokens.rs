@@ -1,7 +1,8 @@
-//! The tokens of a running broker: a set in memory, reloaded when the file changes.
+//! The tokens of a running broker: a set in memory, reloaded when the file or the database changes.
 //!
 //! Looking up a token takes no lock and reads no file. A task compares the file's stamp once a
-//! second and replaces the whole set when it changed. If the file cannot be read, is damaged or
+//! second and replaces the whole set when it changed; that of a node reads the database again when
+//! a heartbeat brought another number of changes. If the tokens cannot be read, are damaged or
 //! missing, the last good set stays and the error is logged. At start there is no last good set, so
 //! the broker does not start.
 
@@ -15,9 +16,11 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use super::file::{Entry, Error, TokenFile};
+use super::Principal;
+use super::file::TokenFile;
+use super::set::{Entry, Error};
+use super::shared::SharedTokens;
 use super::token::{self, Hash, Id};
-use super::{Principal, file};
 use crate::stamp::Stamp;
 
 /// About how long a created or revoked token takes to become known to the broker.
@@ -26,12 +29,18 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Known tokens, shared by HTTP and gRPC.
 #[derive(Debug)]
 pub struct Tokens {
-    file: TokenFile,
-    /// The stamp of the file that was read last, valid or not: each is read, and reported, once.
-    tried: Mutex<Option<Stamp>>,
+    source: Source,
     known: ArcSwap<HashMap<Id, Known>>,
     /// Notifies of a new set.
     changed: watch::Sender<()>,
+}
+
+/// Where the tokens are, and what was read of it last, valid or not: each is read, and reported,
+/// once.
+#[derive(Debug)]
+enum Source {
+    File { file: TokenFile, tried: Mutex<Option<Stamp>> },
+    Shared { tokens: SharedTokens, version: Mutex<u64> },
 }
 
 #[derive(Debug)]
@@ -47,12 +56,18 @@ impl Tokens {
         let file = TokenFile::in_directory(data);
         let tried = Stamp::of(&file.path());
         let known = known(file.read()?);
-        Ok(Self {
-            file,
-            tried: Mutex::new(tried),
-            known: ArcSwap::from_pointee(known),
-            changed: watch::Sender::new(()),
-        })
+        Ok(Self::new(Source::File { file, tried: Mutex::new(tried) }, known))
+    }
+
+    /// Reads the tokens of a broker whose data is in a database. Blocks.
+    pub(crate) fn shared(tokens: SharedTokens) -> Result<Self, Error> {
+        let (entries, version) = tokens.read()?;
+        Ok(Self::new(Source::Shared { tokens, version: Mutex::new(version) }, known(entries)))
+    }
+
+    fn new(source: Source, known: HashMap<Id, Known>) -> Self {
+        let known = ArcSwap::from_pointee(known);
+        Self { source, known, changed: watch::Sender::new(()) }
     }
 
     /// The principal of a token; `None` if it is malformed, unknown, wrong or expired. All cases
@@ -105,26 +120,40 @@ impl Tokens {
         }
     }
 
+    /// Follows the database until the future is dropped: `catalog` is what the last heartbeat
+    /// brought.
+    pub(crate) async fn follow_catalog(self: Arc<Self>, mut catalog: watch::Receiver<u64>) {
+        while catalog.changed().await.is_ok() {
+            catalog.borrow_and_update();
+            loop {
+                let tokens = Arc::clone(&self);
+                let read = tokio::task::spawn_blocking(move || tokens.refresh_shared()).await;
+                if read.unwrap_or(true) {
+                    break;
+                }
+                tokio::time::sleep(FOLLOW_EVERY).await;
+            }
+        }
+    }
+
     /// Reads the file again if it changed. Returns whether there is a new set.
     pub fn refresh(&self) -> bool {
-        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        let Source::File { file, tried } = &self.source else { return false };
+        let mut tried = tried.lock().unwrap_or_else(PoisonError::into_inner);
         // Before reading: what is written meanwhile gets another stamp, and is read next time.
-        let stamp = Stamp::of(&self.file.path());
+        let stamp = Stamp::of(&file.path());
         if *tried == stamp {
             return false;
         }
         *tried = stamp;
-        let path = self.file.path();
+        let path = file.path();
         if stamp.is_none() {
             error!(path = %path.display(), "the token file is gone; the loaded tokens stay valid");
             return false;
         }
-        match self.file.read() {
+        match file.read() {
             Ok(entries) => {
-                let known = known(entries);
-                info!(tokens = known.len(), "the tokens were reloaded");
-                self.known.store(Arc::new(known));
-                self.changed.send_replace(());
+                self.replace(entries);
                 true
             }
             Err(error) => {
@@ -132,6 +161,31 @@ impl Tokens {
                 false
             }
         }
+    }
+
+    /// Reads the database again. Returns whether there is nothing to try again.
+    fn refresh_shared(&self) -> bool {
+        let Source::Shared { tokens, version } = &self.source else { return true };
+        let mut version = version.lock().unwrap_or_else(PoisonError::into_inner);
+        match tokens.read() {
+            Ok((_, found)) if found == *version => true,
+            Ok((entries, found)) => {
+                *version = found;
+                self.replace(entries);
+                true
+            }
+            Err(error) => {
+                error!(%error, "the tokens cannot be reloaded; the loaded ones stay valid");
+                !matches!(error, Error::Database(_))
+            }
+        }
+    }
+
+    fn replace(&self, entries: Vec<Entry>) {
+        let known = known(entries);
+        info!(tokens = known.len(), "the tokens were reloaded");
+        self.known.store(Arc::new(known));
+        self.changed.send_replace(());
     }
 }
 
@@ -142,7 +196,7 @@ impl Known {
 }
 
 fn known(entries: Vec<Entry>) -> HashMap<Id, Known> {
-    let know = |entry: file::Entry| {
+    let know = |entry: Entry| {
         let principal = Arc::new(Principal {
             tenant: entry.tenant.into(),
             queues: entry.queues,

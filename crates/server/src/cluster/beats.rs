@@ -2,13 +2,15 @@
 //! has a connection and a thread of its own, so that nothing else delays it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_postgres::judge::Timings;
-use hapax_postgres::{Database, Failure, Heartbeat, Members, Node, NodeState, Seen, Uuid};
+use hapax_postgres::{
+    Database, Failure, Heartbeat, Members, Node, NodeState, Seen, Uuid, Witnesses,
+};
 use tokio::sync::mpsc;
 
 use super::clock::{SharedClock, boottime};
@@ -26,6 +28,8 @@ pub(super) enum Report {
         begun: Duration,
         heartbeat: Heartbeat,
         seen: Seen,
+        /// A partition ends before what this machine knows of it: an error with both positions.
+        set_back: Option<hapax_store::Error>,
     },
     Missed(Failure),
 }
@@ -40,6 +44,7 @@ enum Order {
 #[derive(Debug)]
 pub(super) struct Beats {
     state: Arc<AtomicU8>,
+    is_paused: Arc<AtomicBool>,
     orders: Sender<Order>,
     reports: mpsc::UnboundedReceiver<Report>,
     thread: JoinHandle<()>,
@@ -51,10 +56,12 @@ impl Beats {
         database: &Database,
         node: Node,
         clock: Arc<SharedClock>,
+        witnesses: Witnesses,
     ) -> Result<(Self, Uuid), Failure> {
         let members = Members::register(database, &node, WITHIN * 5)?;
         let id = members.id();
         let state = Arc::new(AtomicU8::new(NodeState::Standby as u8));
+        let is_paused = Arc::new(AtomicBool::new(false));
         let (orders, ordered) = channel();
         let (reporter, reports) = mpsc::unbounded_channel();
         let beater = Beater {
@@ -62,14 +69,16 @@ impl Beats {
             node,
             members: Some(members),
             state: Arc::clone(&state),
+            is_paused: Arc::clone(&is_paused),
             clock,
+            witnesses,
             reporter,
         };
         let thread = std::thread::Builder::new()
             .name("hapax-heartbeat".to_owned())
             .spawn(move || beater.run(&ordered))
             .map_err(|error| Failure::Unreachable(format!("there is no thread: {error}")))?;
-        Ok((Self { state, orders, reports, thread }, id))
+        Ok((Self { state, is_paused, orders, reports, thread }, id))
     }
 
     /// The next report; waits for ever after the thread ended.
@@ -85,6 +94,11 @@ impl Beats {
         if self.state.swap(state as u8, Ordering::Relaxed) != state as u8 {
             let _ = self.orders.send(Order::Beat);
         }
+    }
+
+    /// Stops to beat, so that others take this node for gone, or goes on.
+    pub(super) fn pause(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
     pub(super) fn forget(&self, id: Uuid, heartbeat: u64) {
@@ -103,7 +117,9 @@ struct Beater {
     node: Node,
     members: Option<Members>,
     state: Arc<AtomicU8>,
+    is_paused: Arc<AtomicBool>,
     clock: Arc<SharedClock>,
+    witnesses: Witnesses,
     reporter: mpsc::UnboundedSender<Report>,
 }
 
@@ -112,9 +128,11 @@ impl Beater {
         let every = Timings::default().heartbeat;
         loop {
             let begun = boottime();
-            let report = self.beat(begun).unwrap_or_else(Report::Missed);
-            if self.reporter.send(report).is_err() {
-                return;
+            if !self.is_paused.load(Ordering::Relaxed) {
+                let report = self.beat(begun).unwrap_or_else(Report::Missed);
+                if self.reporter.send(report).is_err() {
+                    return;
+                }
             }
             let left = (begun + every).saturating_sub(boottime());
             match orders.recv_timeout(left) {
@@ -135,15 +153,18 @@ impl Beater {
         let state = match self.state.load(Ordering::Relaxed) {
             2 => NodeState::Serving,
             3 => NodeState::Draining,
+            4 => NodeState::Halted,
             _ => NodeState::Standby,
         };
-        let Some(heartbeat) = members.heartbeat(state, self.clock.told_ms(), WITHIN)? else {
+        let (told_ms, known) = (self.clock.told_ms(Instant::now()), self.witnesses.known());
+        let Some(heartbeat) = members.heartbeat(state, told_ms, &known, WITHIN)? else {
             tracing::warn!("this node's row was deleted while it was away; it takes another id");
             self.members = None;
             return self.beat(begun);
         };
+        let set_back = self.witnesses.note(&known, &heartbeat);
         let seen = members.read(WITHIN)?;
-        Ok(Report::Beaten { begun, heartbeat, seen })
+        Ok(Report::Beaten { begun, heartbeat, seen, set_back })
     }
 
     fn forget(&self, id: Uuid, heartbeat: u64) {

@@ -7,24 +7,26 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_postgres::{Create, Database, Secret, Seen, Uuid};
-use tokio::sync::oneshot;
+use hapax_postgres::node::{Act, Doing, Loss, State};
+use hapax_postgres::{Create, Database, NodeRow, NodeState, Secret, Seen, Uuid};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::beats::{Beats, Report};
-use super::clock::{SharedClock, boottime};
+use super::clock::{SharedClock, Told, boottime};
 use super::open::{Ground, Lost, Serving};
-use super::state::{Act, Doing, Loss, State};
 use crate::auth::Tokens;
 use crate::broker::{self, Error};
 use crate::doors::standby::{self, Reason, Standby};
 use crate::doors::{self, Doors};
-use crate::engine::Data;
+use crate::engine::{Data, cache_of};
 use crate::listen::{Limits, Listener};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::options::{Options, StoreUrl};
 
+/// How often it is written at most how far the partitions are.
+const REMEMBER: Duration = Duration::from_secs(1);
 /// How often it is checked whether heartbeats stay away.
 const TICK: Duration = Duration::from_millis(250);
 /// The highest level of features that this release knows.
@@ -51,7 +53,6 @@ impl Node {
         broker::refuse_reach(options)?;
         let listener = Listener::bind(options.listen, broker::tls(options)?).await?;
         Data::refuse_data(&options.data)?;
-        let (auth, tokens) = broker::auth(options, &options.data)?;
         let metrics = Metrics::default();
         metrics.watch_port(listener.stats());
         let cache = options.cache_dir.clone().unwrap_or_else(|| options.data.join("cache"));
@@ -59,9 +60,13 @@ impl Node {
         let address = advertised(options, scheme, listener.local_addr());
         let name = options.node_name.clone().unwrap_or_else(machine);
         let (settings, partitions) = (store.settings()?, options.partitions);
+        let connected = tokio::task::spawn_blocking(move || {
+            Ok::<_, Error>(Database::connect(settings, Some(&creation(partitions)?))?)
+        });
+        let database = connected.await??;
+        let (auth, tokens) = broker::shared_auth(options, &database).await?;
         let (data, directory) = (options.data.clone(), cache.clone());
         let joined = tokio::task::spawn_blocking(move || {
-            let database = Database::connect(settings, Some(&creation(partitions)?))?;
             Data::of_node(&data)?;
             hapax_store::create_private_directory(&directory)
                 .map_err(|error| io("create", &directory, error))?;
@@ -72,13 +77,15 @@ impl Node {
                 release: env!("CARGO_PKG_VERSION").to_owned(),
                 feature: FEATURE,
             };
-            let (beats, id) = Beats::start(&database, node, Arc::clone(&clock))?;
-            Ok::<_, Error>((database, clock, beats, id))
+            let witnesses = database.witnesses(|partition| cache_of(&directory, partition));
+            let (beats, id) = Beats::start(&database, node, Arc::clone(&clock), witnesses.clone())?;
+            Ok::<_, Error>((database, clock, witnesses, beats, id))
         });
-        let (database, clock, beats, id) = joined.await??;
+        let (database, clock, witnesses, beats, id) = joined.await??;
         let limits = broker::limits(options, usize::from(database.shared().partitions));
+        metrics.watch_cluster(database.clone());
         let options = Arc::new(options.clone());
-        let ground = Ground { options, database, cache, clock, auth, metrics, log };
+        let ground = Ground { options, database, cache, witnesses, clock, auth, metrics, log };
         Ok(Self { ground, listener, limits, tokens, beats, id })
     }
 
@@ -95,25 +102,31 @@ impl Node {
     /// that another node takes over at once.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let standby = Standby::new(Reason { why: "this node is starting".into(), serving: None });
+        let (metrics, auth) = (self.ground.metrics.clone(), self.ground.auth.clone());
+        let standby = standby.with_metrics(metrics, auth);
         let doors = Doors::new(standby::routes(&standby));
         let (stop_port, port_stopped) = oneshot::channel::<()>();
         let port = self.listener.run(doors.clone(), self.limits, async {
             drop(port_stopped.await);
         });
         let port = tokio::spawn(port);
-        let following = self.tokens.map(|tokens| tokio::spawn(tokens.follow()));
+        let (catalog, catalogs) = watch::channel(u64::MAX);
+        let following = self.tokens.map(|it| tokio::spawn(it.follow_catalog(catalogs)));
         broker::tell_manager(&[sd_notify::NotifyState::Ready]);
         let mut run = Run {
             state: State::new(self.id),
             id: self.id,
             ground: self.ground,
             beats: self.beats,
+            catalog,
             standby,
             doors,
             seen: Seen::default(),
+            told: Told::default(),
             serving: None,
             opening: None,
             closing: None,
+            writing: None,
             trouble: None,
         };
         let mut shutdown = pin!(shutdown);
@@ -136,15 +149,37 @@ struct Run {
     id: Uuid,
     ground: Ground,
     beats: Beats,
+    /// Counts the changes of what nodes share, as of the last heartbeat.
+    catalog: watch::Sender<u64>,
     standby: Standby,
     doors: Doors,
     /// What was read last.
     seen: Seen,
+    told: Told,
     serving: Option<Serving>,
     opening: Option<JoinHandle<Result<Serving, Lost>>>,
     closing: Option<(JoinHandle<()>, Loss)>,
+    /// Writes how far the partitions are, since when.
+    writing: Option<(JoinHandle<()>, Instant)>,
     /// Why it does not serve, if that is not simply because another node does.
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
+}
+
+/// Why a node does not serve.
+struct Trouble {
+    why: String,
+    /// Everybody may know it. Errors of the database are for its log: they name hosts and users.
+    is_open: bool,
+}
+
+impl Trouble {
+    fn of(loss: Loss, why: String) -> Self {
+        Self { why, is_open: matches!(loss, Loss::Regressed | Loss::Stalled) }
+    }
+
+    fn shown(&self) -> &str {
+        if self.is_open { &self.why } else { "see its log" }
+    }
 }
 
 /// What happened.
@@ -176,11 +211,13 @@ impl Run {
             Event::Ended((loss, why)) => self.lost(now, loss, why),
             Event::Closed(loss) => {
                 self.state.closed(loss);
+                self.beats.pause(false);
                 Vec::new()
             }
             Event::Tick => self.state.tick(now),
         };
         acts.into_iter().for_each(|act| self.act(act));
+        self.check_progress(now);
         self.beats.set_state(self.state.node_state());
         self.explain(now);
         true
@@ -193,17 +230,75 @@ impl Run {
                 self.state.renamed(id);
                 Vec::new()
             }
-            Report::Beaten { begun, heartbeat, seen } => {
+            Report::Beaten { begun, heartbeat, seen, set_back } => {
                 self.ground.clock.read(&heartbeat, Instant::now());
-                let acts = self.state.beaten(begun, now, &seen);
+                self.remember();
+                let mut acts = Vec::new();
+                if let Some(error) = set_back {
+                    acts.extend(self.set_back(now, error.to_string()));
+                }
+                if let Some(meters) = self.ground.metrics.cluster() {
+                    meters.beaten(&seen, self.ground.clock.offset_s(Instant::now()));
+                }
+                self.told.note(now, &self.seen, &seen);
+                acts.extend(self.state.beaten(begun, now, &seen));
                 self.seen = seen;
+                let catalog = heartbeat.catalog;
+                self.catalog.send_if_modified(|last| std::mem::replace(last, catalog) != catalog);
                 acts
             }
             Report::Missed(why) => {
                 tracing::warn!(%why, "a heartbeat failed");
+                if let Some(meters) = self.ground.metrics.cluster() {
+                    meters.missed();
+                }
                 self.state.missed(now)
             }
         }
+    }
+
+    /// A node that gets nothing done is not ready, and gives up in the end.
+    fn check_progress(&mut self, now: Duration) {
+        let Some(serving) = &self.serving else { return };
+        // A full database is full for everybody.
+        let is_full = self.ground.database.is_full();
+        let stalled = if is_full { Duration::ZERO } else { serving.stalled() };
+        let (is_stalled, acts) = self.state.progress(now, stalled);
+        let engine = serving.service.engine();
+        if is_stalled != engine.is_stalled() {
+            let stalled_s = stalled.as_secs();
+            match is_stalled {
+                true => tracing::error!(stalled_s, "a partition gets nothing done: not ready"),
+                false => tracing::info!("the partitions go on"),
+            }
+            engine.set_stalled(is_stalled);
+        }
+        acts.into_iter().for_each(|act| self.act(act));
+    }
+
+    /// Writes how far the partitions are, at most once a second and not on this thread.
+    fn remember(&mut self) {
+        let is_due = |(task, since): &(JoinHandle<()>, Instant)| {
+            task.is_finished() && since.elapsed() >= REMEMBER
+        };
+        if self.writing.as_ref().is_none_or(is_due) {
+            let witnesses = self.ground.witnesses.clone();
+            let task = tokio::task::spawn_blocking(move || witnesses.write());
+            self.writing = Some((task, Instant::now()));
+        }
+    }
+
+    /// The database lost what it had confirmed, whoever served then.
+    fn set_back(&mut self, now: Duration, why: String) -> Vec<Act> {
+        let before = self.state.doing();
+        let acts = self.state.set_back(now);
+        if self.state.doing() != before {
+            tracing::error!(why, "the database was set back: this node halts");
+            // The next start has to know it, too.
+            self.ground.witnesses.write();
+            self.trouble = Some(Trouble::of(Loss::Regressed, why));
+        }
+        acts
     }
 
     fn opened(&mut self, now: Duration, opened: Result<Serving, Lost>) -> Vec<Act> {
@@ -219,7 +314,7 @@ impl Run {
                     tracing::info!(why, "the partitions were not opened");
                 } else {
                     tracing::error!(why, "the partitions cannot be opened");
-                    self.trouble = Some(why);
+                    self.trouble = Some(Trouble::of(loss, why));
                 }
                 self.state.opened(now, Err(loss))
             }
@@ -231,7 +326,7 @@ impl Run {
             Loss::Fenced => tracing::warn!(why, "another node took over from this one"),
             _ => tracing::error!(why, "the partitions have stopped"),
         }
-        self.trouble = Some(why).filter(|_| loss != Loss::Fenced);
+        self.trouble = Some(Trouble::of(loss, why)).filter(|_| loss != Loss::Fenced);
         self.state.lost(now, loss)
     }
 
@@ -239,10 +334,20 @@ impl Run {
         match act {
             Act::Open { epochs } => {
                 tracing::info!(?epochs, "nobody serves: this node claims the partitions");
-                self.opening = Some(tokio::spawn(self.ground.clone().open(self.id, epochs)));
+                let (told, detection) = (self.told.at(boottime()), self.told.age(boottime()));
+                self.ground.clock.limit_start(told, Instant::now());
+                let opening = self.ground.clone().open(self.id, epochs, detection);
+                self.opening = Some(tokio::spawn(opening));
             }
             Act::Close(loss) => {
                 if let Some(serving) = self.serving.take() {
+                    if loss == Loss::Stalled {
+                        let why = "it got nothing done although the database answers";
+                        tracing::error!(why, "this node gives up, so that another one may serve");
+                        self.trouble = Some(Trouble::of(loss, why.to_owned()));
+                        // What hangs may never be closed: others wait for its lease only.
+                        self.beats.pause(true);
+                    }
                     // An idle owner has to learn that it was replaced.
                     self.ground.database.check_owners();
                     self.stand_by("another node took over from this one");
@@ -272,18 +377,21 @@ impl Run {
 
     /// Keeps what is answered by a node that does not serve.
     fn explain(&self, now: Duration) {
-        let serving = self.state.serving(now, &self.seen).filter(|node| node.id != self.id);
+        // A node that halted owns what nobody may claim, and serves nobody.
+        let is_other =
+            |node: &&NodeRow| node.id != self.id && node.state != Some(NodeState::Halted);
+        let serving = self.state.serving(now, &self.seen).filter(is_other);
         let serving = serving.map(|node| node.address.clone());
         let why = match (self.state.doing(), &self.trouble) {
-            (Doing::Halted, Some(why)) => format!("this node is halted: {why}"),
+            (Doing::Halted, Some(trouble)) => format!("this node is halted: {}", trouble.shown()),
             (Doing::Halted, None) => "this node is halted: see its log".to_owned(),
             (Doing::Opening, _) => "this node is taking over".to_owned(),
             (Doing::Serving { is_cut_off: true }, _) => {
                 "this node is cut off from the database".to_owned()
             }
             (Doing::Serving { is_cut_off: false }, _) => "this node serves".to_owned(),
-            (Doing::Standby | Doing::Closing, Some(why)) => {
-                format!("this node is a standby after a failure: {why}")
+            (Doing::Standby | Doing::Closing, Some(trouble)) => {
+                format!("this node is a standby after a failure: {}", trouble.shown())
             }
             (Doing::Standby | Doing::Closing, None) => "this node is a standby".to_owned(),
         };
@@ -298,7 +406,7 @@ impl Run {
         if let Some(serving) = &self.serving {
             serving.service.engine().drain();
         }
-        self.beats.set_state(hapax_postgres::NodeState::Draining);
+        self.beats.set_state(NodeState::Draining);
     }
 
     async fn leave(mut self) -> Result<(), Error> {
@@ -314,9 +422,14 @@ impl Run {
         if let Some((closing, _)) = self.closing.take() {
             closing.await?;
         }
-        tokio::task::spawn_blocking(move || self.beats.leave()).await?;
+        let witnesses = self.ground.witnesses;
+        let leaving = move || {
+            witnesses.write();
+            self.beats.leave();
+        };
+        tokio::task::spawn_blocking(leaving).await?;
         match (self.state.doing(), self.trouble) {
-            (Doing::Halted, Some(why)) => Err(Error::Halted(why)),
+            (Doing::Halted, Some(trouble)) => Err(Error::Halted(trouble.why)),
             _ => {
                 tracing::info!("stopped; everything is in the database");
                 Ok(())

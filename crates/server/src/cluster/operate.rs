@@ -5,6 +5,7 @@ use std::time::Duration;
 use hapax_postgres::call::{Answer, Call, Ends};
 use hapax_postgres::{Database, Failure, NodeRow, OwnerRow};
 
+use crate::auth::SharedTokens;
 use crate::broker::Error;
 use crate::options::StoreUrl;
 
@@ -16,7 +17,7 @@ const WATCH: Duration = Duration::from_millis(1_500);
 /// The nodes and partitions of a broker.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Hosts and name of the database.
+    /// Host and name of the database that answered.
     pub database: String,
     /// Each node, and whether it beat while it was watched.
     pub nodes: Vec<(NodeRow, bool)>,
@@ -34,20 +35,27 @@ pub fn status(store: &StoreUrl) -> Result<Status, Error> {
             before.nodes.iter().all(|it| it.id != node.id || it.heartbeat != node.heartbeat);
         (node, has_beaten)
     });
-    let (database, nodes) = (database.shown().to_owned(), nodes.collect());
+    let (database, nodes) = (database.answered(), nodes.collect());
     Ok(Status { database, nodes, partitions: after.partitions })
 }
 
-/// How far each partition is in the database. Blocks.
-pub fn ends(store: &StoreUrl) -> Result<Ends, Error> {
-    Ok(Database::connect(store.settings()?, None)?.ends(WITHIN)?)
+/// How far each partition is, in the database that is returned beside it. Blocks.
+pub fn ends(store: &StoreUrl) -> Result<(String, Ends), Error> {
+    let database = Database::connect(store.settings()?, None)?;
+    let ends = database.ends(WITHIN)?;
+    Ok((database.answered(), ends))
 }
 
-/// Goes on with what the database has after it was set back. Blocks.
-pub fn accept_loss(store: &StoreUrl) -> Result<(), Error> {
+/// Goes on with what the database has after it was set back. Returns which one it is. Blocks.
+pub fn accept_loss(store: &StoreUrl) -> Result<String, Error> {
     let database = Database::connect(store.settings()?, None)?;
     database.accept_loss(WITHIN)?;
-    Ok(())
+    Ok(database.answered())
+}
+
+/// The tokens of the broker in a database. Blocks.
+pub fn tokens(store: &StoreUrl) -> Result<SharedTokens, Error> {
+    Ok(SharedTokens::new(Database::connect(store.settings()?, None)?))
 }
 
 fn read(database: &Database) -> Result<hapax_postgres::Seen, Failure> {

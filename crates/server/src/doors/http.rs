@@ -33,6 +33,7 @@ use access::Access;
 pub(crate) use dispatch::generated;
 pub(super) use failure::{refused, refused_by_a_standby};
 use openapi::Every;
+pub(super) use pages::metrics_of_a_standby;
 use takes::Takes;
 
 /// Everything that is served under HTTP.

@@ -5,6 +5,7 @@
 //!     broker.json       format, number of partitions and the secret of fingerprints, fixed when
 //!                       the data is created; whether it is being created, or is a copy that was
 //!                       not opened yet
+//!     broker.json.imported   instead of broker.json in a directory that was retired by an import
 //!     secret            makes leases unguessable; readable only by its owner; a copy gets another
 //!     tokens.json       hashed tokens, if there are any
 //!     partition-0000/   a partition: journal and rows (docs/disk-format.md)
@@ -16,8 +17,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax_core::Recipe;
-use hapax_postgres::Shared;
-use hapax_store::disk;
+use hapax_postgres::{Secret, Shared};
+use hapax_store::{Epoch, disk};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -60,6 +61,24 @@ impl fmt::Debug for Hashing {
 
 /// A file in the directory of a node whose data is in a database.
 const NODE: &str = "node";
+
+/// What `broker.json` is called in a directory that was retired.
+const RETIRED: &str = "broker.json.imported";
+
+/// How far the epochs of data that moved are at least raised.
+const MOVED_STEP: u32 = 4_096;
+
+/// A broker on disk that is to move into a database.
+#[derive(Debug)]
+pub struct Moving {
+    /// The directories of its partitions.
+    pub partitions: Vec<PathBuf>,
+    /// `None` in data of 0.1, which keeps its recipe.
+    pub fingerprints: Option<Secret>,
+    pub leases: Secret,
+    /// Whether it is a copy that no broker has opened yet: leases of the original are not valid.
+    pub is_copy: bool,
+}
 
 /// A [`Head`] as it is written.
 #[derive(Serialize, Deserialize)]
@@ -107,8 +126,8 @@ impl Data {
         Ok(Self { path: path.to_owned(), head, secret, recipe })
     }
 
-    /// What all nodes of a broker share in their database. The directory is this node's own: its
-    /// tokens are there, and a cache.
+    /// What all nodes of a broker share in their database. The directory is this node's own, for a
+    /// cache.
     pub fn shared(path: &Path, shared: &Shared) -> Self {
         let hashing = shared.fingerprints.as_ref().map(|secret| Hashing(secret.0));
         let head = Head { partitions: shared.partitions, hashing, state: None };
@@ -130,6 +149,11 @@ impl Data {
         hapax_store::create_private_directory(path)
             .map_err(|error| Error::io("create", path, error))?;
         write(&path.join(NODE), b"the data of this node is in a database\n", 0o600)
+    }
+
+    /// Whether the directory is that of a node whose store is elsewhere.
+    pub fn is_of_node(path: &Path) -> bool {
+        path.join(NODE).exists() && !path.join("broker.json").exists()
     }
 
     /// How the partitions are to be opened.
@@ -161,6 +185,24 @@ impl Data {
         }
         refuse_incomplete(path, head.partitions)?;
         Ok((0..head.partitions).map(|number| partition_path(path, number)).collect())
+    }
+
+    /// What is needed to bring a complete data directory into a database. Changes nothing.
+    pub fn moving(path: &Path) -> Result<Moving, Error> {
+        let partitions = Self::partition_paths(path)?;
+        let head = Head::read(path)?.ok_or_else(|| Error::NoData(path.to_owned()))?;
+        let is_copy = head.state == Some(State::Copy);
+        let leases = if is_copy { new_secret(path)? } else { secret(path)? };
+        let fingerprints = head.hashing.map(|Hashing(secret)| Secret(secret));
+        Ok(Moving { partitions, fingerprints, leases: Secret(leases), is_copy })
+    }
+
+    /// Keeps every broker, of any release, from starting on a directory whose data is in a database
+    /// now. Undone by renaming the file back.
+    pub fn retire(path: &Path) -> Result<(), Error> {
+        let renamed = fs::rename(path.join("broker.json"), path.join(RETIRED))
+            .and_then(|()| fs::File::open(path)?.sync_all());
+        renamed.map_err(|error| Error::io("retire", path, error))
     }
 
     /// Writes what a copy of the directory needs besides its partitions, and marks it as a copy.
@@ -347,6 +389,9 @@ fn refuse_partitions(path: &Path) -> Result<(), Error> {
 /// Refuses a directory without a head that holds anything of a broker: data that lost its head, an
 /// interrupted copy, or one partition of a broker. It is never treated as empty.
 fn refuse_remains(path: &Path) -> Result<(), Error> {
+    if path.join(RETIRED).exists() {
+        return Err(Error::Retired(path.to_owned()));
+    }
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -367,6 +412,12 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The epoch of a partition that moves into a database. Should the directory be started again by
+/// mistake, its fences are below those of the database.
+pub(crate) fn moved_epoch(newest: Epoch) -> Epoch {
+    lineage().max(newest.saturating_add(MOVED_STEP))
 }
 
 /// The minimum epoch of a copy that is opened now: it grows by one every two minutes, faster than a

@@ -1,7 +1,7 @@
 //! Opens the partitions of the data, and starts their writers.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use hapax_partition::change::Known;
 use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
 use hapax_partition::{Clock, Partition};
-use hapax_postgres::{Database, PostgresStore, Uuid};
+use hapax_postgres::{Database, PostgresStore, Steps, Uuid, Witnesses};
 use hapax_store::Epoch;
 use hapax_store::disk::DiskStore;
 use tokio::sync::{broadcast, watch};
@@ -47,9 +47,13 @@ impl Engine {
         let stores = (0..data.partitions()).zip(&inboxes).map(|(number, inbox)| {
             let inbox = Arc::clone(inbox);
             let seen = place.epochs.get(usize::from(number)).copied();
-            let cache = data::partition_path(place.cache, number);
-            let options =
-                hapax_postgres::Options { seen, ..hapax_postgres::Options::new(place.node, cache) };
+            let cache = cache_of(place.cache, number);
+            let options = hapax_postgres::Options {
+                seen,
+                witness: place.witnesses.of(number),
+                steps: Arc::clone(place.steps),
+                ..hapax_postgres::Options::new(place.node, cache)
+            };
             let wake = Arc::new(move || inbox.wake());
             let store = PostgresStore::open(place.database, number, options, wake);
             AnyStore::Postgres(Box::new(store))
@@ -57,6 +61,11 @@ impl Engine {
         let stores = stores.collect();
         Opened::own(data, inboxes, stores, options, wall, on_beat)?.start()
     }
+}
+
+/// The cache of a partition, in the directory of a node's caches.
+pub fn cache_of(caches: &Path, partition: u16) -> PathBuf {
+    data::partition_path(caches, partition)
 }
 
 /// Where the partitions of a cluster are, and who claims them.
@@ -68,6 +77,10 @@ pub struct Place<'a> {
     pub epochs: &'a [Epoch],
     /// A directory of this process alone.
     pub cache: &'a Path,
+    /// How far this machine knows the partitions to have been.
+    pub witnesses: &'a Witnesses,
+    /// Adds up what opening takes.
+    pub steps: &'a Arc<Steps>,
 }
 
 /// Partitions that have an owner, and no writer yet.
@@ -105,8 +118,10 @@ impl Opened {
             lost,
             on_beat,
             clocks_ahead: (0..count).map(|_| AtomicI64::new(0)).collect(),
+            tails: (0..count).map(|_| AtomicU64::new(0)).collect(),
             failed: watch::Sender::new(None),
             is_regressed: AtomicBool::new(false),
+            is_stalled: AtomicBool::new(false),
             wall,
             fenced: watch::Sender::new(Vec::new()),
             draining: watch::Sender::new(false),
@@ -204,28 +219,37 @@ fn own(
     store: AnyStore,
     memory_bytes: usize,
 ) -> Result<Partition<AnyStore>, Error> {
+    let (journal_bytes, journal_decisions) = store.journal_max();
     let options = hapax_partition::Options {
         partition: number,
         partitions: data.partitions(),
         memory_bytes,
+        journal_bytes,
+        journal_decisions,
         seed: fastrand::u64(..),
         recipe: *data.recipe(),
         ..hapax_partition::Options::default()
     };
     let path = data.partition(number);
-    Partition::open(store, options).map_err(|error| match error {
+    let begun = Instant::now();
+    let partition = Partition::open(store, options).map_err(|error| match error {
         hapax_partition::Error::Store(error) => Error::store(path, error),
         error => Error::Partition { path, error },
-    })
+    })?;
+    if let AnyStore::Postgres(store) = partition.store() {
+        store.note_opened(begun.elapsed());
+    }
+    Ok(partition)
 }
 
 /// Waits until the wall clock has reached the times that partitions may have returned before a
 /// crash, at most a second: otherwise their time would get further ahead of the wall clock with
 /// every start.
 fn wait_for_the_wall_clock(partitions: &[Partition<AnyStore>], wall: &Wall) {
+    let now = Instant::now();
+    let wall = wall.start_at(wall.now(now), now);
     let starts = partitions.iter().map(Partition::now);
-    let wait =
-        starts.map(|start| Clock::wait_ms(start, wall.now(Instant::now()))).max().unwrap_or(0);
+    let wait = starts.map(|start| Clock::wait_ms(start, wall)).max().unwrap_or(0);
     std::thread::sleep(Duration::from_millis(wait));
 }
 

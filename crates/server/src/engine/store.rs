@@ -5,7 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use hapax_partition::Options;
 use hapax_postgres::PostgresStore;
+use hapax_store::archive::Archive;
 use hapax_store::disk::{self, DiskStore};
 #[cfg(test)]
 use hapax_store::memory::MemoryStore;
@@ -34,7 +36,26 @@ macro_rules! of_any {
     };
 }
 
+/// What another node has to read and apply before it serves: a takeover takes seconds, so this is
+/// less than what a disk has. Two decisions lease and finish a message. Small messages are bounded
+/// by decisions; bytes are what large ones take to be read. Fewer bytes cost more than they save:
+/// a checkpoint writes the bodies of all messages that are unfinished at that moment, and after
+/// 16 MiB those are most of the messages of 1 KiB that were sent since the last one.
+const SHARED_JOURNAL_BYTES: usize = 128 << 20;
+const SHARED_JOURNAL_DECISIONS: usize = 400_000;
+
 impl AnyStore {
+    /// The bytes and decisions of journal after which a checkpoint is taken.
+    pub(super) fn journal_max(&self) -> (usize, usize) {
+        let Options { journal_bytes, journal_decisions, .. } = Options::default();
+        match self {
+            Self::Disk(_) => (journal_bytes, journal_decisions),
+            Self::Postgres(_) => (SHARED_JOURNAL_BYTES, SHARED_JOURNAL_DECISIONS),
+            #[cfg(test)]
+            Self::Memory(_) => (journal_bytes, journal_decisions),
+        }
+    }
+
     /// Leaves what is appended until [`Self::flush`] to the writer's own thread.
     pub(super) fn hold(&mut self) {
         match self {
@@ -68,6 +89,16 @@ impl AnyStore {
             Self::Postgres(_) => Ok(()),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
+        }
+    }
+
+    /// About how much of the checkpoint in progress is written, from 0 to 1.
+    pub(super) fn checkpoint_progress(&self) -> f64 {
+        match self {
+            Self::Disk(store) => store.archive().checkpoint_progress(),
+            Self::Postgres(store) => store.archive().map_or(1.0, Archive::checkpoint_progress),
+            #[cfg(test)]
+            Self::Memory(_) => 1.0,
         }
     }
 

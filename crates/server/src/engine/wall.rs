@@ -25,11 +25,19 @@ impl Wall {
         }
     }
 
+    /// What a partition starts with, while the wall clock shows `wall`.
+    pub(super) fn start_at(&self, wall: Time, now: Instant) -> Time {
+        match self {
+            Self::Machine => wall,
+            Self::Shared(clock) => clock.start_at(wall, now),
+        }
+    }
+
     /// A partition answers with this time.
-    pub(super) fn tell(&self, time: Time) {
+    pub(super) fn tell(&self, time: Time, now: Instant) {
         match self {
             Self::Machine => {}
-            Self::Shared(clock) => clock.tell(time),
+            Self::Shared(clock) => clock.tell(time, now),
         }
     }
 }

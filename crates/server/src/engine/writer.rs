@@ -97,8 +97,6 @@ pub(super) struct Writer {
     waiters: Waiters<Reply>,
     /// The checkpoint in progress, and when it began.
     cut: Option<(Sequence, Instant)>,
-    /// How long the previous checkpoint took.
-    cut_took: Option<Duration>,
     shares: Shares,
     /// The rest of `asks` waits for the checkpoint.
     is_paced: bool,
@@ -134,7 +132,7 @@ impl Writer {
         now: Now,
     ) -> Self {
         let start = now.monotonic;
-        let clock = Clock::start(partition.now(), now.wall, 0);
+        let clock = Clock::start(partition.now(), shared.wall.start_at(now.wall, start), 0);
         Self {
             partition,
             number,
@@ -153,7 +151,6 @@ impl Writer {
             batches: VecDeque::new(),
             waiters: Waiters::default(),
             cut: None,
-            cut_took: None,
             shares: Shares::default(),
             is_paced: false,
             stopping: false,
@@ -275,7 +272,7 @@ impl Writer {
     fn share_out(&mut self) -> Vec<Ask> {
         let mut asks = std::mem::take(&mut self.asks);
         let now = self.now.monotonic;
-        let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed(now));
+        let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed());
         let reserve = is_behind.then(|| self.partition.reserve_bytes());
         self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
         let rests = !self.shares.rests(now).is_zero();
@@ -284,12 +281,11 @@ impl Writer {
         asks.into_iter().map(|weighed| weighed.ask).collect()
     }
 
-    /// How far memory may be filled by now: in proportion to the checkpoint's progress, if it takes
-    /// as long as the previous one.
-    fn allowed(&self, now: Instant) -> f64 {
-        let (Some((_, cut)), Some(took)) = (self.cut, self.cut_took) else { return 1.0 };
-        let progress = now.saturating_duration_since(cut).as_secs_f64() / took.as_secs_f64();
-        (PACED_START + (1.0 - PACED_START) * progress).min(1.0)
+    /// How far memory may be filled by now: in proportion to the checkpoint's progress, so that
+    /// floods get slower and do not stop at its end.
+    fn allowed(&self) -> f64 {
+        let progress = self.partition.store().checkpoint_progress();
+        PACED_START + (1.0 - PACED_START) * progress
     }
 
     fn submit(&mut self, at: Time, commands: Commands) -> Result<(), hapax_partition::Error> {
@@ -417,13 +413,13 @@ impl Writer {
     }
 
     fn watch_checkpoint(&mut self) {
+        self.shared.tail(self.number, self.partition.journal_bytes());
         let through = self.partition.checkpoint_through();
         if through == self.cut.map(|(through, _)| through) {
             return;
         }
         if let Some((_, cut)) = self.cut {
             let took = self.now.monotonic.saturating_duration_since(cut);
-            self.cut_took = Some(took);
             self.shared.beat(self.number, Beat::Checkpointed { took });
         }
         self.cut = through.map(|through| (through, self.now.monotonic));
@@ -466,7 +462,7 @@ impl Writer {
         }
         self.alarmed = alarm.is_some();
         self.shared.clock_ahead(self.number, alarm.unwrap_or(0));
-        self.shared.wall.tell(now);
+        self.shared.wall.tell(now, self.now.monotonic);
         now
     }
 

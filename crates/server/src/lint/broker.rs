@@ -61,6 +61,24 @@ pub fn reach(options: &Options) -> Vec<Finding> {
     findings
 }
 
+/// Whether clients and other nodes can follow the address that a node gives them.
+pub(super) fn followed(options: &Options) -> Option<Finding> {
+    let ip = options.listen.ip();
+    let is_local = ip.is_loopback() || ip.is_unspecified();
+    if options.store.is_none() || options.advertise.is_some() || !is_local {
+        return None;
+    }
+    let why = match ip.is_loopback() {
+        true => format!("clients of other nodes are sent to {}, which is their own machine", ip),
+        false => "clients of other nodes are sent to this machine's name, which they may not know"
+            .to_owned(),
+    };
+    let fix = "Set advertise to the address at which clients reach this node, such as \
+               https://node-1.example:4747";
+    let (rule, field, fix) = (Rule::NoAdvertise, "listen".to_owned(), fix.to_owned());
+    Some(Finding { rule, field, why, fix })
+}
+
 /// Without tokens everybody is the default tenant.
 pub(super) fn tenants(options: &Options) -> Vec<Finding> {
     if options.auth == Auth::Tokens {

@@ -77,6 +77,8 @@ rules! {
         "Listening beyond loopback without tokens, as allowed.",
     AllowNoTls Warning "allow-no-tls":
         "Listening beyond loopback without TLS, as allowed.",
+    NoAdvertise Warning "no-advertise":
+        "A node on a shared store that gives others an address at which it may not be reached.",
     UnknownRule Warning "unknown-rule":
         "A comment that allows a rule that does not exist.",
     UnreachableTenant Warning "unreachable-tenant":

@@ -21,35 +21,46 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// Timeout for partitions to report their queues.
 const SURVEY: Duration = Duration::from_millis(100);
 
-type Labels = Vec<(&'static str, String)>;
-type Level = Gauge<f64, AtomicU64>;
+pub(super) type Labels = Vec<(&'static str, String)>;
+pub(super) type Level = Gauge<f64, AtomicU64>;
 
 impl Metrics {
     /// Everything, in the text format of OpenMetrics.
     pub async fn encode(&self, engine: &Engine) -> String {
         let mut registry = Registry::with_prefix("hapax");
-        self.register_process(&mut registry, engine);
-        self.register_port(&mut registry);
+        self.register_node(&mut registry, engine.is_ready());
+        self.register_partitions(&mut registry, engine);
         self.register_doors(&mut registry);
         // A slow partition must not delay the page that is to show it.
         let survey = engine.survey(SURVEY).await;
         register_answered(&mut registry, &survey.answered);
         register_queues(&mut registry, &survey.queues);
-        let mut page = String::new();
-        // Writing to a string does not fail.
-        let _ = encode_registry(&mut page, &registry);
-        let _ = encode_eof(&mut page);
-        page
+        page(&registry)
     }
 
-    fn register_process(&self, registry: &mut Registry, engine: &Engine) {
+    /// What a node has to tell that does not serve.
+    pub fn encode_standby(&self) -> String {
+        let mut registry = Registry::with_prefix("hapax");
+        self.register_node(&mut registry, false);
+        page(&registry)
+    }
+
+    fn register_node(&self, registry: &mut Registry, is_ready: bool) {
         let info = Family::<Labels, Level>::default();
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
         info.get_or_create(&version).set(1.0);
         registry.register("build", "The release, as labels; the value is 1", info);
         let up = Level::default();
-        up.set(if engine.is_ready() { 1.0 } else { 0.0 });
+        up.set(if is_ready { 1.0 } else { 0.0 });
         registry.register("ready", "Whether every partition can answer", up);
+        register_memory(registry);
+        self.register_port(registry);
+        if let Some(cluster) = self.cluster() {
+            cluster.register(registry);
+        }
+    }
+
+    fn register_partitions(&self, registry: &mut Registry, engine: &Engine) {
         let clocks = Family::<Labels, Level>::default();
         for (partition, ahead_ms) in engine.clocks_ahead_ms().into_iter().enumerate() {
             let labels = vec![("partition", partition.to_string())];
@@ -76,7 +87,17 @@ impl Metrics {
             Unit::Seconds,
             meters.checkpoint_seconds.clone(),
         );
-        register_memory(registry);
+        let tails = Family::<Labels, Level>::default();
+        for (partition, bytes) in engine.tail_bytes().into_iter().enumerate() {
+            let labels = vec![("partition", partition.to_string())];
+            tails.get_or_create(&labels).set(bytes as f64);
+        }
+        registry.register_with_unit(
+            "partition_tail",
+            "Journal since the last checkpoint began: about what the next start has to read",
+            Unit::Bytes,
+            tails,
+        );
     }
 
     fn register_port(&self, registry: &mut Registry) {
@@ -158,6 +179,14 @@ impl Metrics {
             Series(ages),
         );
     }
+}
+
+fn page(registry: &Registry) -> String {
+    let mut page = String::new();
+    // Writing to a string does not fail.
+    let _ = encode_registry(&mut page, registry);
+    let _ = encode_eof(&mut page);
+    page
 }
 
 fn register_answered(registry: &mut Registry, answered: &[bool]) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::auth::Permission;
+use crate::auth::{Patterns, Permission, Permissions};
 
 fn now() -> Timestamp {
     "2026-01-02T03:04:05.678Z".parse().unwrap()

@@ -14,6 +14,7 @@ use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
 use super::{Route, access, takes};
+use crate::auth::Auth;
 use crate::doors::unread::{Unread, is_refused_call};
 use crate::listen::Peer;
 use crate::log::request_span;
@@ -74,13 +75,20 @@ pub(super) async fn dispatch(
 
 /// Refuses requests that no handler should see.
 async fn check(service: &Service, request: &mut Request) -> Result<(), Failure> {
-    check_host(service, request)?;
+    check_host(service.wants_tokens(), request)?;
     check_origin(request.method(), request.headers())?;
     let path = request.extensions().get::<MatchedPath>();
     let route = path.and_then(|path| Route::of(request.method(), path.as_str()));
     let Some(route) = route else { return Ok(()) };
     access::check(service, route.access, request)?;
     takes::check(route, request).await
+}
+
+/// The same for a page of a node that does not serve, which is for its own machine and for callers
+/// with a token.
+pub(super) fn check_near(auth: &Auth, request: &Request) -> Result<(), Failure> {
+    check_host(matches!(auth, Auth::Tokens(_)), request)?;
+    access::check_near(auth, request)
 }
 
 /// The handler's answer, and whether it is a refusal.
@@ -160,7 +168,7 @@ fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
 /// If no token is needed, a web page could reach the broker under its own name that resolves to
 /// this machine. From this machine the broker is called by its address, as localhost, or by a name
 /// of the local network.
-fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
+fn check_host(wants_tokens: bool, request: &Request) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (host, is_doubled) = (hosts.next(), hosts.next().is_some());
     if is_doubled {
@@ -171,7 +179,7 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     if host.is_none() && peer.is_some() && request.version() == Version::HTTP_11 {
         return Err(Failure::invalid("Host: the header is missing"));
     }
-    if service.wants_tokens() || !peer.is_some_and(|peer| peer.address.ip().is_loopback()) {
+    if wants_tokens || !peer.is_some_and(|peer| peer.address.ip().is_loopback()) {
         return Ok(());
     }
     let authority = request.uri().authority().map(|authority| authority.as_str());

@@ -112,7 +112,7 @@ pub(in crate::doors) fn refused(problem: Problem, headers: &HeaderMap) -> Respon
     whole(&problem.into(), headers)
 }
 
-fn whole(failure: &Failure, headers: &HeaderMap) -> Response {
+pub(super) fn whole(failure: &Failure, headers: &HeaderMap) -> Response {
     let id = RequestId::of(headers);
     let mut response = failure.document(id.as_str());
     response.headers_mut().insert(REQUEST_ID, id.text);

@@ -1,7 +1,7 @@
 //! Pages about the broker itself: health, metrics, limits and the error codes.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use hapax_core::limits;
 use hapax_wire::{self as wire, Code};
@@ -9,7 +9,8 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use super::failure::Failure;
-use super::{messages, openapi, output, work};
+use super::{dispatch, messages, openapi, output, work};
+use crate::auth::Auth;
 use crate::metrics;
 use crate::problem::Problem;
 use crate::service::{Service, WAIT_MAX};
@@ -71,6 +72,7 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
     let detail = match engine.fenced().first() {
         _ if engine.is_draining() => "the broker is stopping".to_owned(),
         Some((_, why)) => why.to_string(),
+        None if engine.is_stalled() => "a partition gets nothing done".to_owned(),
         None => "a partition has failed; restart the broker".to_owned(),
     };
     Err(Problem::new(Code::Unavailable, detail).into())
@@ -90,8 +92,23 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
     security((), ("token" = [])),
 )]
 pub(super) async fn metrics(State(service): State<Service>, headers: HeaderMap) -> Response {
-    let text = service.metrics().encode(service.engine()).await;
-    match accepts(&headers, "openmetrics") {
+    metrics_page(&headers, service.metrics().encode(service.engine()).await)
+}
+
+/// The metrics of a node that does not serve, for the same callers.
+pub(in crate::doors) fn metrics_of_a_standby(
+    metrics: &metrics::Metrics,
+    auth: &Auth,
+    request: &Request,
+) -> Response {
+    match dispatch::check_near(auth, request) {
+        Ok(()) => metrics_page(request.headers(), metrics.encode_standby()),
+        Err(failure) => super::failure::whole(&failure, request.headers()),
+    }
+}
+
+fn metrics_page(headers: &HeaderMap, text: String) -> Response {
+    match accepts(headers, "openmetrics") {
         true => page(StatusCode::OK, metrics::CONTENT_TYPE, text),
         false => page(StatusCode::OK, metrics::PLAIN_CONTENT_TYPE, metrics::plain(&text)),
     }
