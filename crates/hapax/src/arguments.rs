@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    backup, bench, check, cluster, dead, demo, get, keys, log, manual, peek, proxy, queue, receive,
-    relay, send, serve, settings, sql, tail, token, version, work,
+    backup, bench, check, cluster, dead, demo, get, import, keys, log, manual, peek, proxy, queue,
+    receive, relay, send, serve, settings, sql, tail, token, version, work,
 };
 use crate::exit;
 
@@ -146,6 +146,9 @@ Examples:
     #[command(after_help = "Examples:
   hapax restore backups/monday hapax-data")]
     Restore(backup::Restore),
+    /// Move the data of a stopped broker from its directory into an empty PostgreSQL database.
+    #[command(after_help = import::HELP)]
+    Import(import::Import),
     /// Show the nodes of a broker whose data is in PostgreSQL, or accept a loss of the database.
     #[command(
         subcommand,

@@ -7,6 +7,7 @@ pub(crate) mod cluster;
 pub(crate) mod dead;
 pub(crate) mod demo;
 pub(crate) mod get;
+pub(crate) mod import;
 pub(crate) mod keys;
 pub(crate) mod log;
 pub(crate) mod manual;
@@ -57,6 +58,7 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Check(check) => check::run(check),
         Command::Backup(backup) => wait(backup::backup(backup)),
         Command::Restore(restore) => backup::restore(restore),
+        Command::Import(arguments) => import::run(arguments),
         Command::Cluster(command) => cluster::run(command),
         Command::Token(command) => token::run(command),
         Command::Config(command) => settings::config(command),

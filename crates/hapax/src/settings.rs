@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 
 use hapax_server::Options;
 use hapax_server::lint::{Finding, Rule, Severity};
-use hapax_server::options::{Auth, Limits, Queue};
+use hapax_server::options::{Auth, Limits, Queue, StoreUrl};
 use serde::Serialize;
 
 pub(crate) use lint::lint;
 pub(crate) use origin::Origin;
-pub(crate) use value::{OrOff, text};
+pub(crate) use value::{OrOff, Store, text};
 pub(crate) use values::{Flags, Values};
 
 /// The settings that decide whether the broker may be reached from other machines.
@@ -187,21 +187,45 @@ fn text_of(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
-/// The data directory of the broker with this settings file, and whether it was given explicitly.
-pub(crate) fn data_directory(
+/// Where the tokens of a broker are.
+#[derive(Debug)]
+pub(crate) enum Home {
+    /// Its data directory, and whether it was given explicitly.
+    Directory {
+        path: PathBuf,
+        is_named: bool,
+    },
+    Database(StoreUrl),
+}
+
+/// Where the tokens of the broker with these settings are: in its store, if it has one.
+pub(crate) fn home(
     config: Option<&OrOff<PathBuf>>,
     data: Option<&Path>,
-) -> Result<(PathBuf, bool), Mistakes> {
-    if let Some(data) = data {
-        return Ok((data.to_owned(), true));
-    }
+    store: Option<&OrOff<Store>>,
+) -> Result<Home, Mistakes> {
     let mut flags = Flags::defaults();
-    flags.values.config = config.cloned();
+    flags.values.config = match (data, store) {
+        // The settings file has nothing to add.
+        (Some(_), _) | (_, Some(OrOff(Some(_)))) => Some(OrOff(None)),
+        _ => config.cloned(),
+    };
     let named = config.map(|_| Origin::Flag("--config or HAPAX_CONFIG".to_owned()));
     flags.origins.extend(named.map(|origin| ("config".to_owned(), origin)));
+    if let Some(data) = data {
+        flags.values.data = data.to_owned();
+        flags.origins.insert("data".to_owned(), Origin::Flag("--data or HAPAX_DATA".to_owned()));
+    }
+    if let Some(store) = store {
+        flags.values.store = store.clone();
+        flags.origins.insert("store".to_owned(), Origin::Flag("--store or HAPAX_STORE".to_owned()));
+    }
     let settings = Settings::load(&flags, Profile::Serve, Path::new(""))?;
     let is_named = settings.origins.contains_key("data");
-    Ok((settings.values.data, is_named))
+    Ok(match settings.values.store {
+        OrOff(Some(store)) => Home::Database(store.0),
+        OrOff(None) => Home::Directory { path: settings.values.data, is_named },
+    })
 }
 
 /// A finding and its position.

@@ -128,6 +128,12 @@ impl Connection {
         self
     }
 
+    /// Waits this long for an answer.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
     /// One request and its answer. After an error it is unknown whether it was carried out, and the
     /// next request uses a new connection.
     pub fn try_ask(&mut self, request: &Request) -> io::Result<Response> {

@@ -10,10 +10,15 @@
 )]
 
 mod broker;
+#[cfg(feature = "client")]
+pub mod history;
 mod link;
+#[cfg(feature = "client")]
+pub mod load;
 mod ports;
 mod postgres;
 mod process;
+mod proxy;
 #[cfg(feature = "client")]
 mod queue;
 mod server;
@@ -25,11 +30,12 @@ pub mod http;
 pub use broker::TestBroker;
 pub use link::Link;
 pub use ports::free_address;
-pub use postgres::{Postgres, skip, spawn};
+pub use postgres::{Postgres, as_user, newest_programs, other_programs, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
+pub use proxy::Proxy;
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
-pub use server::{Beside, PostgresServer};
+pub use server::{Beside, PostgresServer, children};
 pub use standby::TestStandby;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 

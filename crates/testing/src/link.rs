@@ -29,10 +29,21 @@ struct State {
     answers: AtomicU64,
     /// Number of them that may be passed on.
     allowed: watch::Sender<u64>,
+    /// Connections on which this was sent are not stopped by the next two.
+    exempt: Vec<u8>,
+    stops_old: AtomicU64,
+    stops_new: AtomicBool,
+    accepted: AtomicU64,
 }
 
 impl Link {
     pub async fn to(broker: SocketAddr) -> Self {
+        Self::exempting(broker, b"").await
+    }
+
+    /// One whose connections are stopped by [`Self::stop_old`] and [`Self::stop_new`] unless these
+    /// bytes were sent on them.
+    pub async fn exempting(broker: SocketAddr, exempt: &[u8]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(State {
@@ -42,6 +53,10 @@ impl Link {
             loses_answers: AtomicBool::default(),
             answers: AtomicU64::default(),
             allowed: watch::Sender::new(u64::MAX),
+            exempt: exempt.to_vec(),
+            stops_old: AtomicU64::default(),
+            stops_new: AtomicBool::default(),
+            accepted: AtomicU64::default(),
         });
         let accepting = tokio::spawn(accept(listener, broker, Arc::clone(&state))).abort_handle();
         Self { url, state, accepting }
@@ -78,6 +93,17 @@ impl Link {
         self.state.loses_answers.store(true, Ordering::SeqCst);
     }
 
+    /// Connections that exist now stay open, and nothing is passed on any more: the server gets no
+    /// request of theirs, and they no answer. New ones work.
+    pub fn stop_old(&self) {
+        self.state.stops_old.store(self.state.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// The same happens to new connections: they are accepted, and never answered.
+    pub fn stop_new(&self) {
+        self.state.stops_new.store(true, Ordering::SeqCst);
+    }
+
     /// Holds answers back from now on.
     pub fn hold_answers(&self) {
         self.pass_answers(self.answers());
@@ -98,6 +124,8 @@ impl Link {
         self.state.refuses_connections.store(false, Ordering::SeqCst);
         self.state.loses_requests.store(false, Ordering::SeqCst);
         self.state.loses_answers.store(false, Ordering::SeqCst);
+        self.state.stops_old.store(0, Ordering::SeqCst);
+        self.state.stops_new.store(false, Ordering::SeqCst);
         self.state.allowed.send_replace(u64::MAX);
     }
 
@@ -122,31 +150,58 @@ async fn accept(listener: TcpListener, broker: SocketAddr, state: Arc<State>) {
         if state.refuses_connections.load(Ordering::SeqCst) {
             continue;
         }
+        let number = state.accepted.fetch_add(1, Ordering::SeqCst);
         let passing = Arc::clone(&state);
         let connection = tokio::spawn(async move {
             let Ok(far) = TcpStream::connect(broker).await else { return };
             let (near_read, near_write) = near.into_split();
             let (far_read, far_write) = far.into_split();
+            let is_exempt = AtomicBool::default();
+            let one = One { number, is_exempt: &is_exempt, state: &passing };
             tokio::select! {
-                () = pass_requests(near_read, far_write, &passing) => {}
-                () = pass_answers(far_read, near_write, &passing) => {}
+                () = pass_requests(near_read, far_write, &one) => {}
+                () = pass_answers(far_read, near_write, &one) => {}
             }
         });
         connections.push(connection.abort_handle());
     }
 }
 
-async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State) {
+/// One connection.
+struct One<'a> {
+    number: u64,
+    is_exempt: &'a AtomicBool,
+    state: &'a State,
+}
+
+impl One<'_> {
+    fn note(&self, sent: &[u8]) {
+        let exempt = &self.state.exempt;
+        if !exempt.is_empty() && sent.windows(exempt.len()).any(|it| it == exempt) {
+            self.is_exempt.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let old = self.state.stops_old.load(Ordering::SeqCst);
+        let is_stopped = self.number < old || self.state.stops_new.load(Ordering::SeqCst);
+        is_stopped && !self.is_exempt.load(Ordering::SeqCst)
+    }
+}
+
+async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, one: &One<'_>) {
     let mut buffer = vec![0; 64 * 1_024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        let is_lost = state.loses_requests.load(Ordering::SeqCst);
+        one.note(&buffer[..length]);
+        let is_lost = one.state.loses_requests.load(Ordering::SeqCst) || one.is_stopped();
         if !is_lost && to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }
 }
 
-async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State) {
+async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, one: &One<'_>) {
+    let state = one.state;
     let mut allowed = state.allowed.subscribe();
     let mut buffer = vec![0; 64 * 1_024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
@@ -154,7 +209,7 @@ async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &S
         if allowed.wait_for(|allowed| *allowed > number).await.is_err() {
             return;
         }
-        let is_lost = state.loses_answers.load(Ordering::SeqCst);
+        let is_lost = state.loses_answers.load(Ordering::SeqCst) || one.is_stopped();
         if !is_lost && to.write_all(&buffer[..length]).await.is_err() {
             return;
         }

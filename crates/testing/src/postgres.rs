@@ -187,7 +187,7 @@ pub fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
 }
 
 /// PostgreSQL refuses to run as root; Debian's package comes with a user for it.
-pub(crate) fn as_user(program: &Path) -> Command {
+pub fn as_user(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);
     if is_root() {
@@ -201,8 +201,21 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Directories with programs of other releases, from `HAPAX_POSTGRES`, which has one or several,
+/// separated by colons: `./test` sets it. Prints what is skipped if there are none.
+pub fn other_programs() -> Vec<PathBuf> {
+    let all = std::env::var_os("HAPAX_POSTGRES").unwrap_or_default();
+    let all: Vec<PathBuf> =
+        std::env::split_paths(&all).filter(|it| it.join("initdb").is_file()).collect();
+    if all.is_empty() {
+        let line = "SKIPPED other releases of PostgreSQL: HAPAX_POSTGRES names no programs\n";
+        let _ = std::io::stdout().write_all(line.as_bytes());
+    }
+    all
+}
+
 /// Where Debian keeps a folder for every version.
-pub(crate) fn newest_programs() -> Option<PathBuf> {
+pub fn newest_programs() -> Option<PathBuf> {
     let version = |folder: &PathBuf| folder.file_name()?.to_str()?.parse::<u32>().ok();
     let folders = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     folders

@@ -27,6 +27,8 @@ pub struct PostgresServer {
     programs: PathBuf,
     port: u16,
     settings: Vec<String>,
+    /// Of its environment.
+    variables: Vec<(String, String)>,
 }
 
 impl PostgresServer {
@@ -36,25 +38,49 @@ impl PostgresServer {
             skip("PostgreSQL", "postgresql");
             return None;
         };
+        Some(Self::start_from(programs, settings))
+    }
+
+    /// One whose programs are in this directory.
+    pub fn start_from(programs: PathBuf, settings: &[&str]) -> Self {
         let server = Self::prepare(programs, settings);
         server.run(
             "initdb",
             &["--username", USER, "--auth", "trust", "--no-locale", "--encoding", "UTF8"],
             &["--no-sync", "--no-instructions"],
         );
-        Some(server.started())
+        server.started()
     }
 
     /// A standby of this server, which follows it under that name.
     pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
         let standby = Self::prepare(self.programs.clone(), settings);
-        let from = format!("host=127.0.0.1 port={} user={USER} application_name={name}", self.port);
-        standby.run(
-            "pg_basebackup",
-            &["-R", "-X", "stream", "-c", "fast", "-d", &from],
-            &["--no-sync"],
-        );
+        let from = format!("{} application_name={name}", self.connection());
+        let how = ["-R", "-X", "stream", "-c", "fast", "-d", &from];
+        standby.run("pg_basebackup", &how, &["--no-sync"]);
         standby.started()
+    }
+
+    /// Makes a base backup.
+    pub fn back_up(&self) {
+        let how = ["-X", "stream", "-c", "fast", "-d", &self.connection()];
+        self.run_in(&self.backup(), "pg_basebackup", &how, &["--no-sync"]);
+    }
+
+    /// Puts the base backup into the place of its data, and starts it again.
+    pub fn restore(&mut self) {
+        self.stop();
+        std::fs::remove_dir_all(self.data()).unwrap();
+        std::fs::rename(self.backup(), self.data()).unwrap();
+        self.launch();
+    }
+
+    fn backup(&self) -> PathBuf {
+        self.directory.path().join("backup")
+    }
+
+    fn connection(&self) -> String {
+        format!("host=127.0.0.1 port={} user={USER}", self.port)
     }
 
     fn prepare(programs: PathBuf, settings: &[&str]) -> Self {
@@ -65,12 +91,17 @@ impl PostgresServer {
         }
         let settings = SETTINGS.iter().chain(settings).map(|it| (*it).to_owned()).collect();
         let port = free_address().port();
-        Self { running: None, directory, programs, port, settings }
+        let variables = Vec::new();
+        Self { running: None, directory, programs, port, settings, variables }
     }
 
     fn run(&self, program: &str, first: &[&str], then: &[&str]) {
+        self.run_in(&self.data(), program, first, then);
+    }
+
+    fn run_in(&self, data: &Path, program: &str, first: &[&str], then: &[&str]) {
         let mut command = as_user(&self.programs.join(program));
-        command.arg("-D").arg(self.data()).args(first).args(then).current_dir("/");
+        command.arg("-D").arg(data).args(first).args(then).current_dir("/");
         let output = command.output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program}: {told}");
@@ -83,7 +114,10 @@ impl PostgresServer {
 
     /// Starts it again after [`Self::stop`].
     pub fn launch(&mut self) {
-        let mut command = as_user(&self.programs.join("postgres"));
+        // Set after the user is changed: what is preloaded keeps files of its own.
+        let mut command = as_user(Path::new("env"));
+        command.args(self.variables.iter().map(|(name, value)| format!("{name}={value}")));
+        command.arg(self.programs.join("postgres"));
         command.arg("-D").arg(self.data()).arg("-k").arg(self.directory.path()).current_dir("/");
         command.arg("-p").arg(self.port.to_string());
         for setting in &self.settings {
@@ -100,12 +134,41 @@ impl PostgresServer {
         });
     }
 
+    /// Sets a variable of its environment for the next [`Self::launch`].
+    pub fn variable(&mut self, name: &str, value: &str) {
+        self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
     /// Ends it at once, as a crash does.
     pub fn stop(&mut self) {
+        self.resume();
         if let Some((process, ended)) = self.running.take() {
             let _ = kill_process(process, Signal::QUIT);
             let _ = ended.join();
         }
+    }
+
+    /// Stops all of its processes (SIGSTOP): connections stay, and nothing is answered.
+    pub fn pause(&self) {
+        let Some((server, _)) = &self.running else { return };
+        // The first one first, so that it starts no more.
+        kill_process(*server, Signal::STOP).unwrap();
+        for child in self.children() {
+            let _ = kill_process(child, Signal::STOP);
+        }
+    }
+
+    /// Lets them go on.
+    pub fn resume(&self) {
+        let Some((server, _)) = &self.running else { return };
+        for child in self.children() {
+            let _ = kill_process(child, Signal::CONT);
+        }
+        let _ = kill_process(*server, Signal::CONT);
+    }
+
+    fn children(&self) -> Vec<Pid> {
+        self.running.as_ref().map(|(server, _)| children(*server)).unwrap_or_default()
     }
 
     /// Makes a standby the primary.
@@ -198,4 +261,20 @@ impl Drop for PostgresServer {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The processes that a process started.
+pub fn children(parent: Pid) -> Vec<Pid> {
+    let is_child = |stat: &str| {
+        let rest = stat.rsplit_once(") ")?.1;
+        Some(rest.split(' ').nth(1)?.parse() == Ok(parent.as_raw_nonzero().get()))
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let children = processes.filter(|process| {
+        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        is_child(&stat) == Some(true)
+    });
+    let pid =
+        |process: std::fs::DirEntry| Pid::from_raw(process.file_name().to_str()?.parse().ok()?);
+    children.filter_map(pid).collect()
 }

@@ -42,6 +42,7 @@ Examples:
   hapax bench
   hapax bench --producers 4 --workers 4 --size 1024 --count 2000000 -o json
   hapax bench --dedup off
+  hapax bench --count 1200000 --backlog 1000000 --pile-up
   hapax bench --latency --rate 200 --count 4000
   hapax bench --server http://127.0.0.1:4747 --count 100000";
 
@@ -70,6 +71,9 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
     #[arg(value_parser = counts::any::<u64>)]
     backlog: u64,
+    /// Start the workers when the backlog is full, so that a queue of that length is drained.
+    #[arg(long, conflicts_with = "latency")]
+    pile_up: bool,
     /// `off` sends messages without keys to an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
     dedup: String,
@@ -123,6 +127,7 @@ impl Bench {
             batch: 1,
             has_keys: self.has_keys(),
             rate: self.latency.then_some(self.rate),
+            piles_up: self.pile_up,
         }
     }
 

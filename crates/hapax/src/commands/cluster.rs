@@ -59,7 +59,7 @@ pub(crate) struct AcceptLoss {
 }
 
 impl Store {
-    fn checked(&self) -> Result<StoreUrl, Failure> {
+    pub(super) fn checked(&self) -> Result<StoreUrl, Failure> {
         let url = StoreUrl::new(&self.url);
         url.check().map_err(|error| Failure::usage(format!("--store: {error}")))?;
         Ok(url)
@@ -103,7 +103,10 @@ fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
     let mut table = Table::new(&["node", "state", "beats", "address", "release"]);
     for (node, beats) in &status.nodes {
         let state = node.state.map(|state| format!("{state:?}").to_lowercase());
-        let state = state.unwrap_or_else(|| "unknown".to_owned());
+        let state = state.filter(|_| *beats).unwrap_or_else(|| match beats {
+            true => "unknown".to_owned(),
+            false => "gone".to_owned(),
+        });
         let beats = if *beats { "yes" } else { "no" };
         table.row([
             (&node.name).into(),
@@ -135,19 +138,35 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
         return Err(Failure::new(Exit::Failure, what).next("stop all nodes first"));
     }
     let screen = output.screen();
-    for end in cluster::ends(&store).map_err(refused)?.ends {
-        let (partition, last) = (end.partition, end.last);
-        screen.line(format_args!("partition {partition} ends at {last}"))?;
-    }
-    if !yes {
-        screen.line(
-            "everything that was acknowledged after that is lost; nothing was changed yet: compare \
-             with what the halted nodes report, and repeat with --yes",
-        )?;
+    let (database, ends) = cluster::ends(&store).map_err(refused)?;
+    let accepted = match yes {
+        true => Some(cluster::accept_loss(&store).map_err(refused)?),
+        false => None,
+    };
+    if screen.is_json() {
+        let ends = ends.ends.iter().map(|end| {
+            json!({
+                "partition": end.partition, "epoch": end.last.epoch,
+                "batch": end.last.sequence, "chain": format!("{:016x}", end.last.chain),
+            })
+        });
+        let ends: Vec<_> = ends.collect();
+        let is_accepted = accepted.is_some();
+        screen.json(&json!({ "database": database, "ends": ends, "accepted": is_accepted }))?;
         return Ok(Exit::Ok);
     }
-    cluster::accept_loss(&store).map_err(refused)?;
-    screen.line("the loss is accepted: start the nodes again")?;
+    for end in ends.ends {
+        let (partition, last) = (end.partition, end.last);
+        screen.line(format_args!("in {database} partition {partition} ends at {last}"))?;
+    }
+    match accepted {
+        Some(database) => screen
+            .line(format_args!("the loss is accepted in {database}: start the nodes again"))?,
+        None => screen.line(
+            "everything that was acknowledged after that is lost; nothing was changed yet: compare \
+             with what the halted nodes report, and repeat with --yes",
+        )?,
+    }
     Ok(Exit::Ok)
 }
 

@@ -1,11 +1,15 @@
-//! `hapax token`: the API tokens in a broker's data directory. A running broker reloads them.
+//! `hapax token`: the API tokens in a broker's data directory, or in its database. A running broker
+//! reloads them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use hapax_server::auth::{Error, Listed, NewToken, Pattern, Patterns, Permissions, TokenFile};
+use hapax_server::auth::{
+    Created, Error, Listed, NewToken, Pattern, Patterns, Permissions, SharedTokens, TokenFile,
+};
+use hapax_server::{cluster, engine};
 use hapax_wire::DEFAULT_TENANT;
 use jiff::Timestamp;
 use serde_json::json;
@@ -16,7 +20,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
 use crate::screen::{Colour, Output, Table, clean, say};
-use crate::settings::{self, OrOff};
+use crate::settings::{self, Home, OrOff, Store};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -24,6 +28,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   hapax token create --can send --queue orders
   hapax token create --tenant shop --queue 'orders.*' --can send,work,admin --name shop-backend
+  hapax token create --can send,work --store postgres://hapax@db/queues
   export HAPAX_TOKEN=$(hapax token create --can send,work --expires 30d)")]
     Create(Create),
     /// List the tokens without their secrets.
@@ -50,34 +55,84 @@ struct Data {
     /// was named here or in the settings file.
     #[arg(long, env = "HAPAX_DATA", hide_env_values = true, value_name = "PATH")]
     data: Option<PathBuf>,
+    /// The database of the broker, as its nodes have it, or `off`: with a store, the tokens are
+    /// there, and all nodes follow them.
+    #[arg(long, env = "HAPAX_STORE", hide_env_values = true, value_name = "URL")]
+    #[arg(value_parser = settings::text::<OrOff<Store>>)]
+    store: Option<OrOff<Store>>,
 }
 
 impl Data {
-    /// The directory, and whether it was given explicitly.
-    fn directory(&self) -> Result<(PathBuf, bool), Failure> {
-        let found = settings::data_directory(self.config.as_ref(), self.data.as_deref());
-        found.map_err(|mistakes| mistaken(&mistakes))
-    }
-
-    fn tokens(&self) -> Result<TokenFile, Failure> {
-        let (directory, _) = self.directory()?;
-        if !directory.exists() {
-            return Err(missing(&directory));
-        }
-        Ok(TokenFile::in_directory(&directory))
-    }
-
-    /// The directory for a new token. A missing directory is created only if it was given
-    /// explicitly: tokens in a directory that no broker uses would be useless.
-    fn tokens_to_create(&self) -> Result<TokenFile, Failure> {
-        let (directory, is_named) = self.directory()?;
-        if !directory.exists() {
-            if !is_named {
-                return Err(missing(&directory));
+    fn tokens(&self, creates: bool) -> Result<Place, Failure> {
+        let home = settings::home(self.config.as_ref(), self.data.as_deref(), self.store.as_ref());
+        match home.map_err(|mistakes| mistaken(&mistakes))? {
+            Home::Database(store) => match cluster::tokens(&store) {
+                Ok(tokens) => Ok(Place::Database(tokens)),
+                Err(error) => Err(Failure::new(Exit::Failure, error.to_string())),
+            },
+            Home::Directory { path, is_named } => {
+                refuse_node(&path)?;
+                // A missing directory is created only if it was given explicitly: tokens in a
+                // directory that no broker uses would be useless.
+                if !path.exists() {
+                    if !(creates && is_named) {
+                        return Err(missing(&path));
+                    }
+                    say(format_args!("{} did not exist and was created", path.display()));
+                }
+                Ok(Place::File(TokenFile::in_directory(&path)))
             }
-            say(format_args!("{} did not exist and was created", directory.display()));
         }
-        Ok(TokenFile::in_directory(&directory))
+    }
+}
+
+/// The tokens of a node are in its database: those in its directory would be of no use.
+fn refuse_node(directory: &Path) -> Result<(), Failure> {
+    if !engine::Data::is_of_node(directory) {
+        return Ok(());
+    }
+    let what = format!(
+        "{} is the directory of a node, whose tokens are in its database",
+        directory.display()
+    );
+    Err(Failure::usage(what)
+        .next("give the database: --store URL, HAPAX_STORE, or store in a file"))
+}
+
+/// Where tokens are kept.
+enum Place {
+    File(TokenFile),
+    Database(SharedTokens),
+}
+
+impl Place {
+    fn create(&self, new: NewToken, now: Timestamp) -> Result<Created, Error> {
+        match self {
+            Self::File(file) => file.create(new, now),
+            Self::Database(tokens) => tokens.create(new, now),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, Error> {
+        match self {
+            Self::File(file) => file.list(),
+            Self::Database(tokens) => tokens.list(),
+        }
+    }
+
+    fn revoke(&self, id_or_name: &str) -> Result<Listed, Error> {
+        match self {
+            Self::File(file) => file.revoke(id_or_name),
+            Self::Database(tokens) => tokens.revoke(id_or_name),
+        }
+    }
+
+    /// The field of an answer, and its value.
+    fn shown(&self) -> (&'static str, String) {
+        match self {
+            Self::File(file) => ("file", file.path().display().to_string()),
+            Self::Database(tokens) => ("database", tokens.place().to_owned()),
+        }
     }
 }
 
@@ -143,14 +198,15 @@ fn make(create: &Create) -> Result<Exit, Failure> {
         can: create.can,
         expires_at: expires_at.context("--expires is too far away")?,
     };
-    let file = create.data.tokens_to_create()?;
-    let made = file.create(new, now).map_err(failed)?;
+    let place = create.data.tokens(true)?;
+    let made = place.create(new, now).map_err(failed)?;
+    let (field, shown) = place.shown();
     let screen = create.output.screen();
     if screen.is_json() {
         let mut answer = json!(made.listed);
         if let Some(fields) = answer.as_object_mut() {
             fields.insert("token".to_owned(), made.token.into());
-            fields.insert("file".to_owned(), file.path().display().to_string().into());
+            fields.insert(field.to_owned(), shown.into());
         }
         screen.json(&answer)?;
         return Ok(Exit::Ok);
@@ -158,21 +214,20 @@ fn make(create: &Create) -> Result<Exit, Failure> {
     screen.line(&made.token)?;
     let listed = &made.listed;
     say(format_args!(
-        "token {} of the tenant {}: can {} on {}; it cannot be shown again. It is in {}, which a \
-         running broker reads within about a second",
+        "token {} of the tenant {}: can {} on {}; it cannot be shown again. It is in {shown}, \
+         which a running broker reads within about a second",
         clean(listed.name.as_deref().unwrap_or(&listed.id)),
         listed.tenant,
         listed.can,
         listed.queues,
-        file.path().display()
     ));
     Ok(Exit::Ok)
 }
 
 fn ls(list: &List) -> Result<Exit, Failure> {
     let screen = list.output.screen();
-    let file = list.data.tokens()?;
-    let tokens = file.list().map_err(failed)?;
+    let place = list.data.tokens(false)?;
+    let tokens = place.list().map_err(failed)?;
     if screen.is_json() {
         screen.json(&tokens)?;
         return Ok(Exit::Ok);
@@ -180,7 +235,7 @@ fn ls(list: &List) -> Result<Exit, Failure> {
     if tokens.is_empty() {
         say(format_args!(
             "there are no tokens in {}; create one with: hapax token create --can send,work",
-            file.path().display()
+            place.shown().1
         ));
         return Ok(Exit::Ok);
     }
@@ -211,14 +266,12 @@ fn ls(list: &List) -> Result<Exit, Failure> {
 }
 
 fn rm(remove: &Remove) -> Result<Exit, Failure> {
-    let file = remove.data.tokens()?;
-    let removed = file.revoke(&remove.token).map_err(|error| {
+    let place = remove.data.tokens(false)?;
+    let removed = place.revoke(&remove.token).map_err(|error| {
         let is_missing = matches!(error, Error::NoSuchToken(_));
         let failure = failed(error);
         match is_missing {
-            true => {
-                failure.next(format!("hapax token ls lists those in {}", file.path().display()))
-            }
+            true => failure.next(format!("hapax token ls lists those in {}", place.shown().1)),
             false => failure,
         }
     })?;

@@ -48,7 +48,7 @@ pub(crate) struct Values {
     pub(crate) data: PathBuf,
     /// The PostgreSQL database with the messages and keys, for a broker of several nodes: every
     /// node gets the same URL, one of them serves, and another one takes over when it is gone.
-    /// `data` is then only this node's own directory, for its tokens and a cache. With `off`
+    /// `data` is then only this node's own directory, for a cache. With `off`
     /// everything is in `data`.
     #[arg(long, value_name = "URL", default_value = "off", value_parser = text::<OrOff<Store>>)]
     pub(crate) store: OrOff<Store>,

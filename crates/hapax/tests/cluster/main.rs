@@ -4,11 +4,24 @@
 #[macro_use]
 extern crate hapax_testing;
 
-mod load;
+mod clocks;
+mod imports;
+mod network;
+mod pooler;
+mod set_back;
+mod standby;
 mod takeover;
+mod tokens;
+mod versions;
+mod watch;
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hapax_client::{Claim, Client};
 use hapax_testing::http::Request;
-use hapax_testing::{BrokerProcess, PostgresServer, Setup, printed, until};
+use hapax_testing::load::{Load, QUEUE, resend_all};
+use hapax_testing::{BrokerProcess, PATIENCE, PostgresServer, Setup, in_time, printed, until};
 use tempfile::TempDir;
 
 the_program!();
@@ -24,8 +37,12 @@ impl Cluster {
     /// `None` if PostgreSQL is not installed, which is printed.
     fn start() -> Option<Self> {
         let server = PostgresServer::start(&[])?;
+        Some(Self::on(server))
+    }
+
+    fn on(server: PostgresServer) -> Self {
         let url = server.database("queues");
-        Some(Self { directory: tempfile::tempdir().unwrap(), server, url })
+        Self { directory: tempfile::tempdir().unwrap(), server, url }
     }
 
     fn setup(&self, name: &str) -> Setup {
@@ -41,6 +58,29 @@ impl Cluster {
             .variable("HAPAX_STORE", url)
     }
 
+    /// Owners and epochs of the partitions.
+    fn owners(&self) -> String {
+        self.server
+            .sql("queues", "SELECT number, epoch, owner FROM hapax.partition ORDER BY number")
+    }
+
+    /// Waits until a node has beaten so often. After three times it knows what was there before:
+    /// the second heartbeat was begun later, and was answered before the third.
+    fn has_beaten(&self, name: &str, times: u64) {
+        // It may have rows of earlier starts.
+        let asked = format!("SELECT sum(heartbeat) FROM hapax.node WHERE name = '{name}'");
+        let beats = || self.server.sql("queues", &asked).trim().parse::<u64>().unwrap();
+        let before = beats();
+        until("heartbeats", || beats() >= before + times);
+    }
+
+    /// Waits until a spare has seen another node beat.
+    fn has_watched(&self, spare: &str, other: &str) {
+        self.has_beaten(spare, 3);
+        self.has_beaten(other, 1);
+        self.has_beaten(spare, 3);
+    }
+
     /// Two nodes: the first one serves.
     fn two(&self) -> (BrokerProcess, BrokerProcess) {
         let first = self.setup("a").start();
@@ -51,16 +91,68 @@ impl Cluster {
     }
 }
 
+/// A load over these nodes.
+fn load(nodes: &[&BrokerProcess]) -> Load {
+    let nodes: Vec<SocketAddr> = nodes.iter().map(|node| node.setup.address).collect();
+    Load::over(&nodes)
+}
+
+/// Lets the load drain, and checks what it was told: nothing lost, nothing doubled, one id for each
+/// key, results kept, fences that grow. Then sends every key again to the node that serves.
+#[track_caller]
+fn ends_whole(load: Load, nodes: &[&BrokerProcess]) {
+    let progress = load.progress();
+    for count in [progress.http, progress.grpc] {
+        assert!(count.sent > 20 && count.done > 20, "the load was empty: {progress:?}");
+    }
+    let history = load.finish();
+    let serving = until("a node to serve", || nodes.iter().find(|node| is_serving(node)));
+    resend_all(&serving.setup, &history);
+    nodes.iter().for_each(|node| node.has_not_panicked());
+}
+
+/// Claims a key that nobody holds any more, and returns the fence.
+fn fence(nodes: &[&BrokerProcess]) -> u64 {
+    let urls: Vec<String> = nodes.iter().map(|node| node.url()).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = Client::builder(&urls.join(",")).timeout(PATIENCE).connect().unwrap();
+        let queue = client.queue(QUEUE);
+        let claim =
+            queue.claim("fenced").lease(Duration::from_secs(1)).wait(Duration::from_secs(60));
+        match in_time(claim.take()).await.unwrap() {
+            Claim::Fresh(held) => {
+                let fence = held.fence();
+                in_time(held.release()).await.unwrap();
+                fence
+            }
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
 /// What `/readyz` answers, if anything.
 fn ready(node: &BrokerProcess) -> Option<(u16, String)> {
     let answer = node.connection().try_ask(&Request::get("/readyz")).ok()?;
     Some((answer.status, answer.text()))
 }
 
+fn is_serving(node: &BrokerProcess) -> bool {
+    ready(node).is_some_and(|(status, _)| status == 200)
+}
+
 /// Waits until this node serves.
 #[track_caller]
 fn serves(node: &BrokerProcess) {
-    until("the node to serve", || ready(node).is_some_and(|(status, _)| status == 200));
+    until("the node to serve", || is_serving(node));
+}
+
+/// Waits until this node says so of itself.
+#[track_caller]
+fn says(node: &BrokerProcess, what: &str) -> String {
+    until(what, || {
+        ready(node).filter(|(status, text)| *status == 503 && text.contains(what)).map(|it| it.1)
+    })
 }
 
 /// Waits until a node that does not serve names the one that does.

@@ -53,6 +53,19 @@ fn without_deduplication_and_at_a_fixed_rate_lives_are_verified_too() {
 }
 
 #[test]
+fn a_backlog_is_piled_up_and_then_drained_beside_the_rest_of_the_sends() {
+    let (told, _) = bench(&["--count", "3000", "--backlog", "2000", "--pile-up"]);
+    assert_eq!((&told["verified"], &told["backlog"]), (&true.into(), &2_000.into()));
+    assert!(told["piled_s"].as_f64() > Some(0.0), "workers came later: {told:#}");
+    assert!(told["drained_per_s"].as_f64() >= told["lives_per_s"].as_f64(), "{told:#}");
+    assert!(told["max_beside_ms"].as_f64() > Some(0.0), "a third was sent beside them: {told:#}");
+    let (told, _) = bench(&["--count", "3000", "--backlog", "3000", "--pile-up"]);
+    assert_eq!(told["max_beside_ms"], 0.0, "all were sent before: {told:#}");
+    let (told, _) = bench(&["--count", "1000"]);
+    assert!(told["piled_s"].is_null() && told["max_beside_ms"].is_null(), "{told:#}");
+}
+
+#[test]
 fn a_run_against_a_broker_leaves_no_queue_there() {
     let broker = Broker::start();
     let arguments = ["bench", "--count", "500", "--server", &broker.url];

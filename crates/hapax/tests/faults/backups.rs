@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::exits::contents;
-use crate::history::{Event, Operation, Sent, Settled};
-use crate::load::{Load, QUEUE, body_of};
 use crate::machine::say;
 use crate::{broker_in, hapax};
+use hapax_testing::history::{Event, Operation, Sent, Settled};
 use hapax_testing::http::Request;
+use hapax_testing::load::{Load, QUEUE, body_of};
 use hapax_testing::{Setup, printed, until};
 
 const BACKUPS: usize = 3;

@@ -8,10 +8,10 @@ use hapax_client::{Client, Message, Outcome};
 use serde_json::json;
 
 use crate::broker_in;
-use crate::history::{Door, Event, History, Sent};
-use crate::load::{Load, resend_all};
 use crate::machine::say;
+use hapax_testing::history::{Door, Event, History, Sent};
 use hapax_testing::http::Request;
+use hapax_testing::load::{Load, resend_all};
 use hapax_testing::{PATIENCE, Setup, pause, until};
 
 const KILLS: usize = 50;

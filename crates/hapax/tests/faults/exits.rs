@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use hapax_testing::Signal;
 use serde_json::{Value, json};
 
-use crate::load::{Load, resend_all};
 use crate::machine::say;
 use crate::{broker_in, hapax};
 use hapax_testing::http::Request;
+use hapax_testing::load::{Load, resend_all};
 use hapax_testing::printed;
 
 const STOPS: usize = 4;

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use crate::broker_in;
-use crate::load::{Load, resend_all};
 use crate::machine::{Mount, say, skip, tool};
+use hapax_testing::load::{Load, resend_all};
 use hapax_testing::pause;
 
 const ROW: &str = "A2, a power cut";

@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-client", &["hapax-keys", "hapax-wire"]),
     ("hapax-idempotency", &["hapax-keys", "hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
-    ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
+    ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition", "hapax-postgres"]),
     (
         "hapax-bench",
         &["hapax-allocator", "hapax-core", "hapax-store", "hapax-partition", "hapax-client"],

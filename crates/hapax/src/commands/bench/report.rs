@@ -31,6 +31,11 @@ pub(super) struct Report {
     p99_ms: f64,
     p999_ms: f64,
     max_ms: f64,
+    /// With `--pile-up`: seconds until workers started, lives per second from then on, and the
+    /// longest confirmation of a message that was sent beside them.
+    piled_s: Option<f64>,
+    drained_per_s: Option<f64>,
+    max_beside_ms: Option<f64>,
     /// Latency of the confirmation of a settle.
     settle_p50_ms: f64,
     settle_p99_ms: f64,
@@ -78,6 +83,11 @@ impl Report {
             p99_ms: ms(99.0),
             p999_ms: ms(99.9),
             max_ms: lived.confirms.max() as f64 / 1e3,
+            piled_s: bench.pile_up.then_some(lived.piled.as_secs_f64()),
+            drained_per_s: bench
+                .pile_up
+                .then(|| count / lived.lives.saturating_sub(lived.piled).as_secs_f64()),
+            max_beside_ms: bench.pile_up.then(|| lived.confirms_beside.max() as f64 / 1e3),
             settle_p50_ms: settle_ms(50.0),
             settle_p99_ms: settle_ms(99.0),
             settle_p999_ms: settle_ms(99.9),
@@ -138,6 +148,11 @@ impl Report {
             ("cores busy", number(self.cores_busy.map(|share| share * 100.0), "%")),
             ("a raw sync here", sync),
         ];
+        if let Some((drained, max)) = self.drained_per_s.zip(self.max_beside_ms) {
+            let drained = grouped(drained);
+            let text = format!("{drained} per second, longest send meanwhile {max:.2} ms");
+            lines.push(("drained", text));
+        }
         if self.redelivered + self.leases_lost > 0 {
             let text =
                 format!("{} redelivered, {} leases lost", self.redelivered, self.leases_lost);

@@ -173,6 +173,17 @@ fn tenants_without_tokens_and_spans_without_encryption_are_told() {
 }
 
 #[test]
+fn a_node_that_others_cannot_follow_is_told() {
+    let store = "store = \"postgres://hapax@db/queues\"";
+    let local = "listen = \"127.0.0.1:4747\"";
+    check(&format!("{store}\n{local}"), &[("no-advertise", 2)]);
+    let everywhere = "listen = \"0.0.0.0:4747\"\nallow_no_tls = true # lint: allow allow-no-tls";
+    check(&format!("{store}\n{everywhere}"), &[("no-advertise", 2)]);
+    check(&format!("{store}\n{local}\nadvertise = \"https://a.example:4747\""), &[]);
+    check(local, &[]);
+}
+
+#[test]
 fn what_cannot_be_read_is_an_error_with_its_line() {
     check("listen = \n", &[("syntax", 1)]);
     check("a = 1\n\nlisten = 127.0.0.1\n", &[("syntax", 3)]);

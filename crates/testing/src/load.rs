@@ -14,10 +14,11 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::history::{Count, Door, Event, History, Sent, Settled, Tick};
-use hapax_testing::http::{Connection, Request, Response};
-use hapax_testing::{PATIENCE, Setup, pause, until};
+use crate::http::{Connection, Request, Response};
+use crate::process::Setup;
+use crate::wait::{PATIENCE, pause, until};
 
-pub(crate) const QUEUE: &str = "orders";
+pub const QUEUE: &str = "orders";
 /// Leases end soon, so that what a crash left with nobody comes back soon; attempts do not end.
 const RULES: &str = r#"{"lease_ms":1500,"max_attempts":100000,"backoff_min_ms":0,
                         "backoff_max_ms":50}"#;
@@ -31,6 +32,8 @@ const WORKERS: usize = 2;
 /// Between two sends of one producer: load, not flood, so that the history stays small.
 const PACE: Duration = Duration::from_millis(2);
 const RETRY: Duration = Duration::from_millis(5);
+/// How long one of several nodes may take to answer before another one is asked.
+const PAUSED: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
@@ -41,8 +44,8 @@ enum Stage {
 
 /// Clients at work.
 #[derive(Debug)]
-pub(crate) struct Load {
-    pub(crate) history: Arc<History>,
+pub struct Load {
+    pub history: Arc<History>,
     stage: watch::Sender<Stage>,
     shared: Arc<Shared>,
     producers: Vec<JoinHandle<()>>,
@@ -52,7 +55,7 @@ pub(crate) struct Load {
 
 #[derive(Debug)]
 struct Shared {
-    address: SocketAddr,
+    nodes: Vec<SocketAddr>,
     history: Arc<History>,
     stage: watch::Receiver<Stage>,
     known: Mutex<Vec<String>>,
@@ -61,17 +64,23 @@ struct Shared {
 
 impl Load {
     /// Makes the queue, and begins.
-    pub(crate) fn start(setup: &Setup) -> Self {
+    pub fn start(setup: &Setup) -> Self {
+        Self::over(&[setup.address])
+    }
+
+    /// The same over several nodes, one of which serves.
+    pub fn over(nodes: &[SocketAddr]) -> Self {
         let made = Request::new("PUT", &format!("/v1/queues/{QUEUE}"))
             .header("content-type", "application/json")
             .body(RULES);
-        setup.connection().ask(&made).is(201);
+        let mut door = Ways::to(nodes);
+        until("the queue", || door.try_ask(&made).is_ok_and(|answer| answer.status < 300));
         let history = Arc::new(History::default());
         // Nothing real is at tick 0: it stands for "from the beginning on".
         history.tick();
         let (stage, receiver) = watch::channel(Stage::Producing);
         let shared = Arc::new(Shared {
-            address: setup.address,
+            nodes: nodes.to_vec(),
             history: Arc::clone(&history),
             stage: receiver,
             known: Mutex::default(),
@@ -93,13 +102,13 @@ impl Load {
         Self { history, stage, shared, producers, workers, runtime: Some(runtime) }
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub fn progress(&self) -> Progress {
         Progress { http: self.history.count(Door::Http), grpc: self.history.count(Door::Grpc) }
     }
 
     /// Waits until both doors have done so much more than before, sent and settled.
     #[track_caller]
-    pub(crate) fn gets_on(&self, operations: usize) {
+    pub fn gets_on(&self, operations: usize) {
         let before = self.progress();
         until("both doors to get on", || {
             let now = self.progress();
@@ -111,18 +120,21 @@ impl Load {
     }
 
     /// Operations of each door that have no answer yet.
-    pub(crate) fn in_flight(&self) -> [usize; 2] {
+    pub fn in_flight(&self) -> [usize; 2] {
         [0, 1].map(|door| self.shared.in_flight[door].load(Ordering::Relaxed))
     }
 
     /// No more new messages; waits until those there are are done, and ends.
     #[track_caller]
-    pub(crate) fn finish(mut self) -> Arc<History> {
+    pub fn finish(mut self) -> Arc<History> {
         self.stage.send_replace(Stage::Draining);
         self.producers.drain(..).for_each(|producer| producer.join().unwrap());
-        let mut connection = Connection::new(self.shared.address);
+        let mut door = Ways::to(&self.shared.nodes);
         until("everything to drain", || {
-            let show = connection.try_ask(&Request::get(&format!("/v1/queues/{QUEUE}"))).ok()?;
+            let show = door.try_ask(&Request::get(&format!("/v1/queues/{QUEUE}"))).ok()?;
+            if is_retryable(&show) {
+                return None;
+            }
             let stats = show.is(200)["stats"].clone();
             let left = ["ready", "delayed", "leased"].map(|place| stats[place].as_u64().unwrap());
             let is_sent = self.shared.in_flight[1].load(Ordering::Relaxed) == 0;
@@ -145,14 +157,14 @@ impl Drop for Load {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
-    pub(crate) http: Count,
-    pub(crate) grpc: Count,
+pub struct Progress {
+    pub http: Count,
+    pub grpc: Count,
 }
 
 /// Sends every key of the history again, through both doors: all are done, and none is new.
 #[track_caller]
-pub(crate) fn resend_all(setup: &Setup, history: &History) {
+pub fn resend_all(setup: &Setup, history: &History) {
     let keys = history.keys();
     let mut connection = setup.connection();
     for some in keys.chunks(500) {
@@ -182,7 +194,7 @@ pub(crate) fn resend_all(setup: &Setup, history: &History) {
 }
 
 /// What was sent under a key, and so what must be delivered.
-pub(crate) fn body_of(key: &str) -> String {
+pub fn body_of(key: &str) -> String {
     format!("the body of {key}, which nobody may change")
 }
 
@@ -218,10 +230,41 @@ impl Shared {
         self.history.note(door, began, Event::Deliver { key, id, fence });
     }
 
-    fn ask(&self, connection: &mut Connection, request: &Request) -> std::io::Result<Response> {
+    /// The addresses, as a client takes them.
+    fn urls(&self) -> String {
+        let urls: Vec<_> = self.nodes.iter().map(|node| format!("http://{node}")).collect();
+        urls.join(",")
+    }
+
+    fn ask(&self, door: &mut Ways, request: &Request) -> std::io::Result<Response> {
         self.in_flight[0].fetch_add(1, Ordering::Relaxed);
-        let asked = connection.try_ask(request);
+        let asked = door.try_ask(request);
         self.in_flight[0].fetch_sub(1, Ordering::Relaxed);
+        asked
+    }
+}
+
+/// Connections to all nodes: after a failure the next one is asked.
+struct Ways {
+    connections: Vec<Connection>,
+    at: usize,
+}
+
+impl Ways {
+    fn to(nodes: &[SocketAddr]) -> Self {
+        // A node that is paused takes connections and answers nothing.
+        let patient = |node: &SocketAddr| match nodes.len() {
+            1 => Connection::new(*node),
+            _ => Connection::new(*node).timeout(PAUSED),
+        };
+        Self { connections: nodes.iter().map(patient).collect(), at: 0 }
+    }
+
+    fn try_ask(&mut self, request: &Request) -> std::io::Result<Response> {
+        let asked = self.connections[self.at].try_ask(request);
+        if !asked.as_ref().is_ok_and(|answer| answer.status != 503) {
+            self.at = (self.at + 1) % self.connections.len();
+        }
         asked
     }
 }
@@ -236,7 +279,7 @@ struct Delivered {
 // Through the HTTP door.
 
 fn produce(shared: &Shared) {
-    let mut connection = Connection::new(shared.address);
+    let mut connection = Ways::to(&shared.nodes);
     while shared.stage() == Stage::Producing {
         let key = shared.next_key(Door::Http);
         while send(shared, &mut connection, &key) == Sent::Unknown && shared.stage() != Stage::Over
@@ -247,7 +290,7 @@ fn produce(shared: &Shared) {
     }
 }
 
-fn send(shared: &Shared, connection: &mut Connection, key: &str) -> Sent {
+fn send(shared: &Shared, connection: &mut Ways, key: &str) -> Sent {
     let began = shared.history.tick();
     let asked = shared.ask(connection, &Request::send(QUEUE, key, body_of(key)));
     let answer = match asked {
@@ -283,7 +326,7 @@ fn sent(answer: &Value) -> Result<Sent, String> {
 }
 
 fn work(shared: &Shared) {
-    let mut connection = Connection::new(shared.address);
+    let mut connection = Ways::to(&shared.nodes);
     let receive = json!({ "max": 10, "wait_ms": 200, "worker": "by-http" });
     let receive = Request::post(&format!("/v1/queues/{QUEUE}/receive"), &receive);
     while shared.stage() != Stage::Over {
@@ -315,7 +358,7 @@ fn work(shared: &Shared) {
 }
 
 /// Settles until everything is answered.
-fn settle(shared: &Shared, connection: &mut Connection, mut open: Vec<(String, u64, String)>) {
+fn settle(shared: &Shared, connection: &mut Ways, mut open: Vec<(String, u64, String)>) {
     while !open.is_empty() && shared.stage() != Stage::Over {
         let items: Vec<Value> = open
             .iter()
@@ -363,7 +406,7 @@ fn note_settle(history: &History, door: Door, began: Tick, key: &str, fence: u64
 // Through the gRPC door, whose client connects again by itself.
 
 async fn stream_sends(shared: Arc<Shared>) {
-    let client = Client::builder(&format!("http://{}", shared.address)).timeout(PATIENCE);
+    let client = Client::builder(&shared.urls()).timeout(PATIENCE);
     let mut sender = client.connect().unwrap().queue(QUEUE).sender().window(WINDOW);
     let mut pending: HashMap<u64, (String, Tick)> = HashMap::new();
     let mut again: Vec<String> = Vec::new();
@@ -416,7 +459,7 @@ fn told(answer: &Answer) -> Sent {
 }
 
 async fn stream_work(shared: Arc<Shared>) {
-    let client = Client::builder(&format!("http://{}", shared.address)).timeout(PATIENCE);
+    let client = Client::builder(&shared.urls()).timeout(PATIENCE);
     let queue = client.connect().unwrap().queue(QUEUE);
     let mut work = queue.work().worker("by-grpc").open();
     let mut open: HashMap<u64, (String, Tick)> = HashMap::new();

@@ -18,18 +18,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A point on the logical clock of a history.
-pub(crate) type Tick = u64;
+pub type Tick = u64;
 
 /// Which way an operation went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Door {
+pub enum Door {
     Http,
     Grpc,
 }
 
 /// What a send was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub enum Sent {
     Accepted {
         id: String,
     },
@@ -47,7 +47,7 @@ pub(crate) enum Sent {
 
 /// What a `done` was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub enum Settled {
     Ok,
     /// With the winner's result, where there is one.
     LeaseLost {
@@ -57,7 +57,7 @@ pub(crate) enum Settled {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub enum Event {
     Send { key: String, answer: Sent },
     Deliver { key: String, id: String, fence: u64 },
     Settle { key: String, fence: u64, result: String, answer: Settled },
@@ -65,75 +65,84 @@ pub(crate) enum Event {
 
 /// One operation.
 #[derive(Clone, Debug)]
-pub(crate) struct Operation {
-    pub(crate) door: Door,
+pub struct Operation {
+    pub door: Door,
     /// Nothing of it happened before.
-    pub(crate) began: Tick,
+    pub began: Tick,
     /// Nothing of it was seen before.
-    pub(crate) ended: Tick,
-    pub(crate) event: Event,
+    pub ended: Tick,
+    pub event: Event,
 }
 
 /// How much a door got done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Count {
+pub struct Count {
     /// Sends that were told where their key is.
-    pub(crate) sent: usize,
-    pub(crate) accepted: usize,
+    pub sent: usize,
+    pub accepted: usize,
     /// Messages that were confirmed as done.
-    pub(crate) done: usize,
+    pub done: usize,
     /// Operations that nobody knows the outcome of.
-    pub(crate) unknown: usize,
+    pub unknown: usize,
+}
+
+impl Count {
+    fn add(&mut self, event: &Event) {
+        match event {
+            Event::Send { answer: Sent::Unknown, .. }
+            | Event::Settle { answer: Settled::Unknown, .. } => self.unknown += 1,
+            Event::Send { answer, .. } => {
+                self.sent += 1;
+                self.accepted += usize::from(matches!(answer, Sent::Accepted { .. }));
+            }
+            Event::Settle { answer: Settled::Ok, .. } => self.done += 1,
+            Event::Settle { .. } | Event::Deliver { .. } => {}
+        }
+    }
 }
 
 /// Shared by all clients of a run.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub struct History {
     clock: AtomicU64,
-    operations: Mutex<Vec<Operation>>,
+    operations: Mutex<Operations>,
     /// What no answer should ever be.
     oddities: Mutex<Vec<String>>,
 }
 
+/// What was noted, and how much of it each door got done.
+#[derive(Debug, Default)]
+struct Operations {
+    all: Vec<Operation>,
+    counts: [Count; 2],
+}
+
 impl History {
-    pub(crate) fn tick(&self) -> Tick {
+    pub fn tick(&self) -> Tick {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
     /// Notes an operation that ends now.
-    pub(crate) fn note(&self, door: Door, began: Tick, event: Event) {
+    pub fn note(&self, door: Door, began: Tick, event: Event) {
         let mut operations = self.operations.lock().unwrap();
         let ended = self.tick();
-        operations.push(Operation { door, began, ended, event });
+        operations.counts[door as usize].add(&event);
+        operations.all.push(Operation { door, began, ended, event });
     }
 
     /// Notes an answer that no rule knows.
-    pub(crate) fn odd(&self, what: String) {
+    pub fn odd(&self, what: String) {
         self.oddities.lock().unwrap().push(what);
     }
 
-    pub(crate) fn count(&self, door: Door) -> Count {
-        let operations = self.operations.lock().unwrap();
-        let mut count = Count::default();
-        for operation in operations.iter().filter(|operation| operation.door == door) {
-            match &operation.event {
-                Event::Send { answer: Sent::Unknown, .. }
-                | Event::Settle { answer: Settled::Unknown, .. } => count.unknown += 1,
-                Event::Send { answer, .. } => {
-                    count.sent += 1;
-                    count.accepted += usize::from(matches!(answer, Sent::Accepted { .. }));
-                }
-                Event::Settle { answer: Settled::Ok, .. } => count.done += 1,
-                Event::Settle { .. } | Event::Deliver { .. } => {}
-            }
-        }
-        count
+    pub fn count(&self, door: Door) -> Count {
+        self.operations.lock().unwrap().counts[door as usize]
     }
 
     /// Every key that was sent, in no order.
-    pub(crate) fn keys(&self) -> Vec<String> {
+    pub fn keys(&self) -> Vec<String> {
         let operations = self.operations.lock().unwrap();
-        let sends = operations.iter().filter_map(|operation| match &operation.event {
+        let sends = operations.all.iter().filter_map(|operation| match &operation.event {
             Event::Send { key, .. } => Some(key.as_str()),
             _ => None,
         });
@@ -142,13 +151,13 @@ impl History {
     }
 
     /// Everything so far, for those who look closer.
-    pub(crate) fn operations(&self) -> Vec<Operation> {
-        self.operations.lock().unwrap().clone()
+    pub fn operations(&self) -> Vec<Operation> {
+        self.operations.lock().unwrap().all.clone()
     }
 
     #[track_caller]
-    pub(crate) fn is_kept(&self) {
-        let mut violations = check(&self.operations.lock().unwrap());
+    pub fn is_kept(&self) {
+        let mut violations = check(&self.operations.lock().unwrap().all);
         violations.extend(self.oddities.lock().unwrap().iter().cloned());
         let few: Vec<&String> = violations.iter().take(10).collect();
         assert!(violations.is_empty(), "{} violations, such as {few:#?}", violations.len());
@@ -156,7 +165,7 @@ impl History {
 }
 
 /// Every way in which the history breaks a rule.
-pub(crate) fn check(operations: &[Operation]) -> Vec<String> {
+pub fn check(operations: &[Operation]) -> Vec<String> {
     let mut keys: HashMap<&str, Key> = HashMap::new();
     for operation in operations {
         let (Event::Send { key, .. } | Event::Deliver { key, .. } | Event::Settle { key, .. }) =
@@ -321,6 +330,7 @@ fn growth(mut deliveries: Vec<(Tick, Tick, u64)>) -> Vec<String> {
 }
 
 /// The checker must be able to fail: a history in good order, and one violation of each rule.
+#[cfg(test)]
 mod planted {
     use super::*;
 
