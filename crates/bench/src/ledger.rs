@@ -111,7 +111,17 @@ impl Ledger {
 
     /// Whether every number has been taken.
     pub fn is_taken(&self) -> bool {
-        self.next.load(Ordering::Relaxed) == self.messages.count()
+        self.taken() == self.messages.count()
+    }
+
+    /// Number of messages that were taken to be sent.
+    pub fn taken(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Whether producers wait: as many messages are sent and not settled as may be, or all are.
+    pub fn is_full(&self) -> bool {
+        self.is_taken() || self.taken() >= self.done().saturating_add(self.backlog)
     }
 
     /// Notes the confirmation of a send, and the id that it named.
@@ -320,9 +330,12 @@ mod tests {
         assert_eq!(ledger.take(65, 65), None);
         assert_eq!(ledger.take(60, 60), Some(0..60));
         assert_eq!(ledger.take(5, 5), None);
+        assert!(!ledger.is_full() && ledger.taken() == 60);
         assert_eq!(ledger.take(1, 50), Some(60..64));
         assert_eq!(ledger.take(1, 50), None);
+        assert!(ledger.is_full());
         ledger.settled(0..30);
+        assert!(!ledger.is_full());
         assert_eq!(ledger.take(31, 31), None);
         assert_eq!(ledger.take(20, 25), Some(64..89));
         assert!(!ledger.is_taken());

@@ -90,8 +90,9 @@ impl Server {
     pub fn broker(program: &Path, directory: Directory, flags: &[&str]) -> Result<(Self, String)> {
         let mut command = Command::new(program);
         command
-            .args(["serve", "--listen", "127.0.0.1:0", "--auth", "off", "--log", "warn"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--auth", "off"])
             .args(["--data", "data", "--port-file", "port"])
+            .args(if flags.contains(&"--log") { &[][..] } else { &["--log", "warn"] })
             .args(flags)
             .current_dir(directory.path());
         for (name, _) in std::env::vars_os() {

@@ -6,15 +6,20 @@
 //! one before was answered: a broker that stalls cannot hide it.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hapax_client::{Answered, Batch, Client, Message, Queue, Sender, Settle};
 use hdrhistogram::Histogram;
-use tokio::sync::{mpsc, watch};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -26,7 +31,7 @@ use crate::report::histogram;
 const STALL: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at the progress.
-const INTERVAL: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(25);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -39,6 +44,8 @@ pub struct Shape {
     pub has_keys: bool,
     /// Messages per second of all producers.
     pub rate: Option<u64>,
+    /// Workers start when the ledger's backlog is full.
+    pub piles_up: bool,
 }
 
 /// The measurements of a run.
@@ -51,8 +58,12 @@ pub struct Lived {
     /// From sending a message, or when it should have been sent, to its confirmation, in
     /// microseconds.
     pub confirms: Histogram<u64>,
+    /// The same of the messages that were sent when there were workers.
+    pub confirms_beside: Histogram<u64>,
     /// From settling a message to the confirmation of that, in microseconds.
     pub settles: Histogram<u64>,
+    /// When workers started.
+    pub piled: Duration,
 }
 
 /// Sends, receives and settles every message of the ledger. `connect` is called for each producer
@@ -65,22 +76,26 @@ pub async fn run(
 ) -> Result<Lived> {
     let (over, _) = watch::channel(false);
     let (mut workers, mut producers) = (JoinSet::new(), JoinSet::new());
-    for number in 0..shape.workers {
-        let queue = connect()?.queue(queue);
-        workers.spawn(work(queue, number, shape, Arc::clone(ledger), over.subscribe()));
-    }
+    let piled = Arc::new(OnceLock::new());
     for _ in 0..shape.producers {
         let sender = connect()?.queue(queue).sender().window(shape.window);
-        let producer = Producer { sender, shape, ledger: Arc::clone(ledger) };
-        producers.spawn(producer.produce());
+        let (ledger, piled) = (Arc::clone(ledger), Arc::clone(&piled));
+        producers.spawn(Producer { sender, shape, ledger, piled }.produce());
     }
-    let (mut confirms, mut settles) = (histogram(), histogram());
+    let (mut confirms, mut settles) = (Confirms::new(), histogram());
     let mut sends = Duration::ZERO;
-    let mut progress = (ledger.done(), Instant::now());
+    let mut progress = (0, Instant::now());
     while !producers.is_empty() || !ledger.is_complete() {
+        if piled.get().is_none() && (!shape.piles_up || ledger.is_full()) {
+            piled.get_or_init(|| ledger.elapsed());
+            for number in 0..shape.workers {
+                let queue = connect()?.queue(queue);
+                workers.spawn(work(queue, number, shape, Arc::clone(ledger), over.subscribe()));
+            }
+        }
         tokio::select! {
             Some(ended) = producers.join_next() => {
-                confirms += ended.context("a producer was lost")??;
+                confirms.add(ended.context("a producer was lost")??);
                 sends = ledger.elapsed();
             }
             Some(ended) = workers.join_next() => {
@@ -88,11 +103,12 @@ pub async fn run(
             }
             () = tokio::time::sleep(INTERVAL) => {}
         }
-        if ledger.done() != progress.0 {
-            progress = (ledger.done(), Instant::now());
+        let made = ledger.taken() + ledger.done();
+        if made != progress.0 {
+            progress = (made, Instant::now());
         }
         if progress.1.elapsed() > STALL {
-            let missing = ledger.messages().count() - progress.0;
+            let missing = ledger.messages().count() - ledger.done();
             bail!("no progress for {} s, {missing} messages are not done", STALL.as_secs());
         }
     }
@@ -101,7 +117,9 @@ pub async fn run(
         settles += ended.context("a worker was lost")??;
     }
     let lives = ledger.took().context("the last settle was not confirmed")?;
-    Ok(Lived { sends, lives, confirms, settles })
+    let piled = piled.get().copied().unwrap_or_default();
+    let Confirms { all: confirms, beside: confirms_beside } = confirms;
+    Ok(Lived { sends, lives, confirms, confirms_beside, settles, piled })
 }
 
 /// The message of a number, without its key.
@@ -113,14 +131,45 @@ struct Producer {
     sender: Sender,
     shape: Shape,
     ledger: Arc<Ledger>,
+    piled: Arc<OnceLock<Duration>>,
+}
+
+/// How long confirmations took: all of them, and those of messages sent beside workers.
+struct Confirms {
+    all: Histogram<u64>,
+    beside: Histogram<u64>,
+}
+
+impl Confirms {
+    fn new() -> Self {
+        Self { all: histogram(), beside: histogram() }
+    }
+
+    fn record(&mut self, took: Duration, is_beside: bool) {
+        let took = took.as_micros() as u64;
+        self.all.saturating_record(took);
+        if is_beside {
+            self.beside.saturating_record(took);
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all += other.all;
+        self.beside += other.beside;
+    }
 }
 
 impl Producer {
-    async fn produce(self) -> Result<Histogram<u64>> {
+    async fn produce(self) -> Result<Confirms> {
         match self.shape.rate {
             Some(rate) => self.send_at(rate).await,
             None => self.send_all().await,
         }
+    }
+
+    /// Whether there were workers at this time.
+    fn is_beside(&self, at: Duration) -> bool {
+        self.piled.get().is_some_and(|piled| *piled < at)
     }
 
     fn push(&mut self, number: u64) {
@@ -144,8 +193,8 @@ impl Producer {
     }
 
     /// Fills the window, and refills it as answers arrive.
-    async fn send_all(mut self) -> Result<Histogram<u64>> {
-        let mut confirms = histogram();
+    async fn send_all(mut self) -> Result<Confirms> {
+        let mut confirms = Confirms::new();
         let mut sent = SendTimes::default();
         let mut answers = Vec::new();
         let batch = self.shape.batch as u64;
@@ -165,50 +214,72 @@ impl Producer {
             self.sender.answers(&mut answers).await?;
             let now = self.ledger.elapsed();
             for answered in answers.drain(..) {
-                let took = now.saturating_sub(sent.take(answered.tag));
-                confirms.saturating_record(took.as_micros() as u64);
+                let sent_at = sent.take(answered.tag);
+                confirms.record(now.saturating_sub(sent_at), self.is_beside(sent_at));
                 self.confirmed(answered)?;
             }
         }
     }
 
     /// Sends each message at its time, whether or not earlier ones were answered.
-    async fn send_at(mut self, rate: u64) -> Result<Histogram<u64>> {
+    async fn send_at(mut self, rate: u64) -> Result<Confirms> {
         let due_at = move |number: u64| Duration::from_secs_f64(number as f64 / rate as f64);
-        let (due, mut numbers) = mpsc::unbounded_channel();
-        let ledger = Arc::clone(&self.ledger);
-        // The runtime's timer counts whole milliseconds; the kernel's is much finer.
-        thread::spawn(move || {
-            for number in std::iter::from_fn(|| ledger.take(1, 1)).flatten() {
-                thread::sleep(due_at(number).saturating_sub(ledger.elapsed()));
-                if due.send(number).is_err() {
-                    return;
-                }
-            }
-        });
-        let mut confirms = histogram();
+        let timer = Timer::new()?;
+        let mut confirms = Confirms::new();
         let mut answers = Vec::new();
-        let mut is_over = false;
-        while !is_over || self.sender.unanswered() > 0 {
+        let mut next = self.ledger.take(1, 1);
+        while next.is_some() || self.sender.unanswered() > 0 {
             let is_waiting = self.sender.unanswered() > 0;
+            let number = next.as_ref().map(|number| number.start);
+            let left = number.map(|number| due_at(number).saturating_sub(self.ledger.elapsed()));
             tokio::select! {
-                number = numbers.recv(), if !is_over => match number {
-                    Some(number) => {
-                        self.push(number);
-                        self.sender.flush();
-                    }
-                    None => is_over = true,
-                },
+                slept = timer.sleep(left.unwrap_or_default()), if left.is_some() => {
+                    slept?;
+                    number.into_iter().for_each(|number| self.push(number));
+                    self.sender.flush();
+                    next = self.ledger.take(1, 1);
+                }
                 answered = self.sender.answers(&mut answers), if is_waiting => answered?,
             }
             let now = self.ledger.elapsed();
             for answered in answers.drain(..) {
-                let took = now.saturating_sub(due_at(answered.tag));
-                confirms.saturating_record(took.as_micros() as u64);
+                let due = due_at(answered.tag);
+                confirms.record(now.saturating_sub(due), self.is_beside(due));
                 self.confirmed(answered)?;
             }
         }
         Ok(confirms)
+    }
+}
+
+/// A timer of the kernel: the runtime's counts whole milliseconds, and a thread that sleeps does so
+/// for too long and has to hand over to the producer's task, which is not the broker's time.
+struct Timer(pipe::Receiver);
+
+impl Timer {
+    fn new() -> Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        // It is read like a pipe: a number of 8 bytes whenever it has expired.
+        Ok(Self(pipe::Receiver::from_owned_fd_unchecked(timer)?))
+    }
+
+    /// Cancel-safe: the next sleep sets it anew.
+    async fn sleep(&self, length: Duration) -> Result<()> {
+        if length.is_zero() {
+            return Ok(());
+        }
+        let it_interval = Timespec::default();
+        let it_value = Timespec::try_from(length)?;
+        let set = Itimerspec { it_interval, it_value };
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &set)?;
+        loop {
+            self.0.readable().await?;
+            match self.0.try_read(&mut [0; 8]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return Ok(read.map(drop)?),
+            }
+        }
     }
 }
 

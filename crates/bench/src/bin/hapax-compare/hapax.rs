@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hapax_bench::cpu::Times;
 use hapax_bench::interrupt::unless_interrupted;
 use hapax_bench::ledger::REPEATED;
 use hapax_bench::server::{Directory, Server};
@@ -15,10 +14,43 @@ use hapax_client::{Admin, Client, Queue};
 use tokio::runtime::Runtime;
 use uuid::Uuid;
 
-use crate::system::{Load, Measured, Options, Running, Tuning};
+use crate::postgres::cluster::Cluster;
+use crate::system::{Before, Load, Measured, Options, Running, Tuning};
 
 /// The name of Hapax for `--only`, even if several binaries have their own names.
 pub(crate) const NAME: &str = "hapax";
+
+/// Its names with its data in PostgreSQL.
+pub(crate) const ON_POSTGRES: &str = "hapax-postgres";
+pub(crate) const WITH_STANDBY: &str = "hapax-postgres-standby";
+pub(crate) const WITH_SNAPSHOT: &str = "hapax-postgres-snapshot";
+
+/// Where the data of Hapax is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Directory,
+    Postgres,
+    /// A synchronous standby on the same machine.
+    WithStandby,
+    /// A session keeps a snapshot from before the first run, as a long pg_dump does.
+    WithSnapshot,
+}
+
+impl Place {
+    /// Whether that is the name of the binary beside this program.
+    pub(crate) fn names(self, name: &str) -> bool {
+        [NAME, ON_POSTGRES, WITH_STANDBY, WITH_SNAPSHOT].contains(&name)
+    }
+
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Directory => "",
+            Self::Postgres => ", on PostgreSQL",
+            Self::WithStandby => ", on PostgreSQL, synchronous standby",
+            Self::WithSnapshot => ", on PostgreSQL, old snapshot held",
+        }
+    }
+}
 
 /// Timeout for the broker to answer.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -62,21 +94,47 @@ pub(crate) struct Hapax {
     address: String,
     runtime: Runtime,
     server: Server,
+    /// Dropped after the server.
+    databases: Vec<Cluster>,
+    /// The session that keeps a snapshot.
+    _snapshot: Option<tokio_postgres::Client>,
 }
 
 impl Hapax {
-    pub(crate) fn start(program: &Path, options: &Options) -> Result<Self> {
+    pub(crate) fn start(program: &Path, place: Place, options: &Options) -> Result<Self> {
         ensure!(
             program.is_file(),
             "there is no {}: build it first with cargo build --release -p hapax, \
              or name one by --hapax",
             program.display()
         );
-        let directory = Directory::create(&options.dir, "compare")?;
-        let (server, address) = Server::broker(program, directory, &[])?;
         let runtime = Runtime::new()?;
+        let databases = match place {
+            Place::Directory => Vec::new(),
+            Place::Postgres | Place::WithSnapshot => vec![Cluster::start(&runtime, &options.dir)?],
+            Place::WithStandby => Cluster::start_with_standby(&runtime, &options.dir)?.into(),
+        };
+        let mut flags: Vec<String> = Vec::new();
+        if let Some(database) = databases.first() {
+            flags.extend(["--store".to_owned(), database.url()]);
+        }
+        if let Some(partitions) = options.partitions {
+            flags.extend(["--partitions".to_owned(), partitions.to_string()]);
+        }
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let directory = Directory::create(&options.dir, "compare")?;
+        let (server, address) = Server::broker(program, directory, &flags)?;
         runtime.block_on(async { Client::connect(&address)?.ready(READY_TIMEOUT).await })?;
-        Ok(Self { tuning: TUNING.or(options), address, runtime, server })
+        let snapshot = match (place, databases.first()) {
+            (Place::WithSnapshot, Some(database)) => Some(runtime.block_on(hold(database))?),
+            _ => None,
+        };
+        let tuning = TUNING.or(options);
+        Ok(Self { tuning, address, runtime, server, databases, _snapshot: snapshot })
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     async fn live(&self, load: &Load) -> Result<Measured> {
@@ -92,12 +150,13 @@ impl Hapax {
             batch,
             has_keys: true,
             rate: None,
+            piles_up: false,
         };
-        let before = Times::now(Some(self.server.process_id()));
+        let before = Before::now(self).await?;
         let ledger = Arc::new(load.ledger());
         wire::run(shape, &queue, &ledger, || Ok(Client::connect(&self.address)?)).await?;
         let ledger = Arc::into_inner(ledger).context("a task that did not end")?;
-        let measured = Measured::since(before, &self.server, ledger)?;
+        let measured = before.measured(self, ledger).await?;
         verify(&admin, &client.queue(&queue), load).await?;
         Ok(measured)
     }
@@ -108,9 +167,21 @@ impl Running for Hapax {
         &self.server
     }
 
+    fn databases(&self) -> &[Cluster] {
+        &self.databases
+    }
+
     fn run(&self, load: &Load) -> Result<Measured> {
         self.runtime.block_on(unless_interrupted(self.live(load)))?
     }
+}
+
+/// A session that sees the tables as they are now for as long as it is open.
+async fn hold(database: &Cluster) -> Result<tokio_postgres::Client> {
+    let client = database.connect().await?;
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM hapax.partition";
+    client.batch_execute(begin).await?;
+    Ok(client)
 }
 
 /// Nothing is left, and keys that were sent are known.

@@ -5,21 +5,23 @@
 //! turns, because the conditions on a machine change; the result is the median of each figure and
 //! its ratio to the others. docs/compare.md describes how fair the comparison is.
 
+mod duplicates;
 mod hapax;
 mod install;
 mod postgres;
 mod redis;
 mod system;
 mod table;
+mod takeover;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use hapax_bench::disk::{self, Probe, Syncs};
-use hapax_bench::{Messages, cpu, interrupt};
+use hapax_bench::{Messages, interrupt};
 
-use hapax::Binary;
+use hapax::{Binary, Place};
 use system::{Load, Measured, Options, Running, System};
 use table::{Disk, Report, Row};
 
@@ -35,8 +37,10 @@ const PROBE: Probe = Probe { writes: 200, write_bytes: 64 << 10, pause: None };
 /// Redis and PostgreSQL are installed from Debian's packages where they are missing. All servers
 /// run on free ports of this machine, with data of their own that is removed afterwards.
 #[derive(Debug, Parser)]
-#[command(name = "hapax-compare", version)]
+#[command(name = "hapax-compare", version, args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Lives per run.
     #[arg(long, default_value_t = 300_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
@@ -52,8 +56,9 @@ struct Arguments {
     #[arg(long, default_values_t = [100, 1_024])]
     #[arg(value_parser = clap::value_parser!(u32).range(8..=1_048_576))]
     size: Vec<u32>,
-    /// Only this system; may be given several times. One of hapax, redis, redis-keys, postgres and
-    /// postgres-keys, or the name of a binary of Hapax.
+    /// Only this system; may be given several times. One of hapax, hapax-postgres,
+    /// redis, redis-keys, postgres and postgres-keys, or the name of a binary of Hapax. Only if
+    /// named: hapax-postgres-standby and hapax-postgres-snapshot.
     #[arg(long, value_name = "SYSTEM")]
     only: Vec<String>,
     /// A release binary of Hapax [default: the one beside this program]. May be given several
@@ -67,9 +72,22 @@ struct Arguments {
     options: Options,
 }
 
+/// What else there is to measure.
+#[derive(Debug, Subcommand)]
+enum What {
+    Takeover(takeover::Arguments),
+    Duplicates(duplicates::Arguments),
+}
+
 fn main() -> ExitCode {
     hapax_allocator::keep_freed_memory();
-    match compare(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    let measured = interrupt::on_signal().and_then(|()| match &arguments.what {
+        Some(What::Takeover(takeover)) => takeover::run(takeover, &arguments.options),
+        Some(What::Duplicates(duplicates)) => duplicates::run(duplicates, &arguments.options),
+        None => compare(&arguments),
+    });
+    match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             note(&format!("hapax-compare: {error:#}"));
@@ -79,7 +97,6 @@ fn main() -> ExitCode {
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
-    interrupt::on_signal()?;
     let systems = choose(arguments)?;
     if disk::is_memory(&arguments.options.dir)? {
         note("--dir is in memory: syncing costs nothing there, so the figures mean little");
@@ -100,10 +117,12 @@ fn compare(arguments: &Arguments) -> Result<()> {
 
 /// All of them, or those that were asked for.
 fn choose(arguments: &Arguments) -> Result<Vec<System>> {
-    let mut systems: Vec<System> = arguments.hapax.iter().cloned().map(System::Hapax).collect();
+    let on_disk = |binary: Binary| System::Hapax(binary, Place::Directory);
+    let mut systems: Vec<System> = arguments.hapax.iter().cloned().map(on_disk).collect();
     if systems.is_empty() {
-        systems.push(System::Hapax(Binary::beside_this()?));
+        systems.push(on_disk(Binary::beside_this()?));
     }
+    systems.extend(on_postgres(arguments)?);
     systems.extend([false, true].map(|remembers_keys| System::Redis { remembers_keys }));
     systems.extend([false, true].map(|remembers_keys| System::Postgres { remembers_keys }));
     let names: Vec<&str> = systems.iter().map(System::name).collect();
@@ -117,9 +136,38 @@ fn choose(arguments: &Arguments) -> Result<Vec<System>> {
     }
     if !arguments.only.is_empty() {
         systems.retain(|system| {
-            let is_meant = |only: &str| only == hapax::NAME && !system.is_peer();
+            let is_disk = matches!(system, System::Hapax(_, Place::Directory));
+            let is_meant = |only: &str| only == hapax::NAME && is_disk;
             arguments.only.iter().any(|only| only == system.name() || is_meant(only))
         });
+    }
+    Ok(systems)
+}
+
+/// Hapax on PostgreSQL, of every binary that was named, and its variants that were asked for.
+fn on_postgres(arguments: &Arguments) -> Result<Vec<System>> {
+    let is_asked = |name: &str| arguments.only.iter().any(|only| only == name);
+    let mut systems = Vec::new();
+    let variants = [
+        (Place::Postgres, hapax::ON_POSTGRES),
+        (Place::WithStandby, hapax::WITH_STANDBY),
+        (Place::WithSnapshot, hapax::WITH_SNAPSHOT),
+    ];
+    for (place, name) in variants {
+        if place != Place::Postgres && !is_asked(name) {
+            continue;
+        }
+        let path = Binary::beside_this()?.path;
+        let first = arguments.hapax.first().map_or(path, |binary| binary.path.clone());
+        systems.push(System::Hapax(Binary { name: name.to_owned(), path: first }, place));
+    }
+    // Further binaries, such as an older one, under their own names.
+    for binary in arguments.hapax.iter().skip(1) {
+        let name = format!("{}-postgres", binary.name);
+        if is_asked(&name) {
+            let binary = Binary { name, path: binary.path.clone() };
+            systems.push(System::Hapax(binary, Place::Postgres));
+        }
     }
     Ok(systems)
 }
@@ -179,7 +227,7 @@ fn measure_disk(arguments: &Arguments) -> Result<Disk> {
 fn run(system: &dyn Running, load: &Load) -> Result<Measured> {
     rustix::fs::sync();
     let measured = system.run(load)?;
-    cpu::wait_until_idle(system.server().process_id())?;
+    system::wait_until_idle(system)?;
     Ok(measured)
 }
 
@@ -241,7 +289,9 @@ mod tests {
         let names_with = |more: &[&str]| names(&[&both, more].concat()).unwrap();
         assert_eq!(names_with(&["--only", "hapax"]), ["old", "new"]);
         assert_eq!(names_with(&["--only", "new", "--only", "redis"]), ["new", "redis"]);
-        assert_eq!(names_with(&[]).len(), 6);
+        assert_eq!(names_with(&[]).len(), 7);
+        let asked = ["--only", "hapax-postgres", "--only", "new-postgres"];
+        assert_eq!(names_with(&asked), ["hapax-postgres", "new-postgres"]);
         let redis = format!("redis={path}");
         for twice in [["--hapax", &old, "--hapax", &old], ["--hapax", &redis, "--hapax", &new]] {
             assert!(names(&twice).unwrap_err().to_string().contains("two systems"));

@@ -6,7 +6,7 @@
 //! Every statement takes a batch of messages. PostgreSQL syncs once for all transactions that
 //! commit at about the same time, so several connections make its syncs rare.
 
-mod cluster;
+pub(crate) mod cluster;
 mod place;
 
 use std::ops::Range;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hapax_bench::cpu::Times;
 use hapax_bench::ledger::{BACKLOG_PAUSE, Ledger, REPEATED};
 use hapax_bench::messages::Messages;
 use hapax_bench::server::Server;
@@ -23,8 +22,8 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::system::{Load, Measured, Options, Running, Tuning};
-use cluster::connect;
+use crate::system::{Before, Load, Measured, Options, Running, Tuning};
+use cluster::Cluster;
 use place::Place;
 
 /// The table is vacuumed early and at full speed: the workers' scans start among its dead rows.
@@ -70,26 +69,30 @@ const TUNING: Tuning = Tuning { producers: 4, workers: 4, batch: 100, pipeline: 
 pub(crate) struct Postgres {
     remembers_keys: bool,
     tuning: Tuning,
-    port: u16,
     runtime: Runtime,
-    server: Server,
+    cluster: [Cluster; 1],
 }
 
 impl Postgres {
     pub(crate) fn start(remembers_keys: bool, options: &Options) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let (server, port) = cluster::start(&runtime, &options.dir)?;
-        Ok(Self { remembers_keys, tuning: TUNING.or(options), port, runtime, server })
+        let cluster = [Cluster::start(&runtime, &options.dir)?];
+        Ok(Self { remembers_keys, tuning: TUNING.or(options), runtime, cluster })
+    }
+
+    async fn connect(&self) -> Result<Client> {
+        let [cluster] = &self.cluster;
+        cluster.connect().await
     }
 
     async fn live(&self, load: &Load) -> Result<Measured> {
-        let client = connect(self.port).await?;
+        let client = self.connect().await?;
         client.batch_execute(SCHEMA).await?;
         // Writes left over from the previous run must not happen in this one.
         client.batch_execute("CHECKPOINT").await?;
         let producers = self.producers().await?;
         let workers = self.workers().await?;
-        let before = Times::now(Some(self.server.process_id()));
+        let before = Before::now(self).await?;
         let ledger = Arc::new(load.ledger());
         let mut tasks = JoinSet::new();
         for producer in producers {
@@ -104,7 +107,7 @@ impl Postgres {
             ended?;
         }
         let ledger = Arc::into_inner(ledger).context("a task that did not end")?;
-        let measured = Measured::since(before, &self.server, ledger)?;
+        let measured = before.measured(self, ledger).await?;
         self.verify(client, &load.messages).await?;
         Ok(measured)
     }
@@ -113,7 +116,7 @@ impl Postgres {
     async fn producers(&self) -> Result<Vec<Producer>> {
         let mut producers = Vec::new();
         for _ in 0..self.tuning.producers {
-            let producer = self.producer(connect(self.port).await?).await?;
+            let producer = self.producer(self.connect().await?).await?;
             producers.resize(producers.len() + usize::from(self.tuning.pipeline), producer);
         }
         Ok(producers)
@@ -127,7 +130,7 @@ impl Postgres {
     async fn workers(&self) -> Result<Vec<Worker>> {
         let mut workers = Vec::new();
         for _ in 0..self.tuning.workers {
-            let client = connect(self.port).await?;
+            let client = self.connect().await?;
             let claim = client.prepare(CLAIM).await?;
             let settle = client.prepare(SETTLE).await?;
             workers.push(Worker { client, claim, settle, batch: self.tuning.batch });
@@ -153,7 +156,12 @@ impl Postgres {
 
 impl Running for Postgres {
     fn server(&self) -> &Server {
-        &self.server
+        let [cluster] = &self.cluster;
+        cluster.server()
+    }
+
+    fn databases(&self) -> &[Cluster] {
+        &self.cluster
     }
 
     fn run(&self, load: &Load) -> Result<Measured> {

@@ -35,6 +35,11 @@ pub(crate) struct Row {
     pub(crate) median_lives_per_s: f64,
     pub(crate) server_cpu_us_per_life: Vec<f64>,
     pub(crate) client_cpu_us_per_life: Vec<f64>,
+    /// The part of the server's CPU that its databases used. Empty where there is none.
+    pub(crate) database_cpu_us_per_life: Vec<f64>,
+    /// The same until everything was idle again.
+    pub(crate) database_cpu_us_per_life_to_idle: Vec<f64>,
+    pub(crate) wal_bytes_per_life: Vec<f64>,
     /// Share of all cores that server and client kept busy, from 0 to 1.
     pub(crate) cores_busy: Vec<f64>,
     /// The median against that of the best peer at this size.
@@ -61,11 +66,16 @@ impl Row {
         let server = measured.cpu.server.unwrap_or_default();
         self.server_cpu_us_per_life.push(micros_per_life(server));
         self.client_cpu_us_per_life.push(micros_per_life(measured.cpu.client));
+        if let Some(database) = measured.database {
+            self.database_cpu_us_per_life.push(micros_per_life(database.cpu));
+            self.database_cpu_us_per_life_to_idle.push(micros_per_life(database.cpu_to_idle));
+            self.wal_bytes_per_life.push(database.wal_bytes as f64 / count as f64);
+        }
         self.cores_busy.push(measured.cpu.cores_busy(measured.time));
         self.median_lives_per_s = median(&self.lives_per_s);
     }
 
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; 12] {
         let lowest = self.lives_per_s.iter().copied().fold(f64::INFINITY, f64::min);
         let highest = self.lives_per_s.iter().copied().fold(0.0, f64::max);
         [
@@ -76,6 +86,9 @@ impl Row {
             grouped(highest),
             self.against_best_peer.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
             format!("{:.1} µs", median(&self.server_cpu_us_per_life)),
+            if_any(&self.database_cpu_us_per_life, |cpu| format!("{cpu:.1} µs")),
+            if_any(&self.database_cpu_us_per_life_to_idle, |cpu| format!("{cpu:.1} µs")),
+            if_any(&self.wal_bytes_per_life, |bytes| format!("{bytes:.0} B")),
             format!("{:.1} µs", median(&self.client_cpu_us_per_life)),
             format!("{:.0} %", median(&self.cores_busy) * 100.0),
         ]
@@ -85,16 +98,23 @@ impl Row {
     pub(crate) fn last(&self) -> String {
         let last = |values: &[f64]| values.last().copied().unwrap_or(0.0);
         format!(
-            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs, client {:.1} µs, \
-             cores busy: {:.0} %",
+            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs (database {:.1} µs), \
+             client {:.1} µs, cores busy: {:.0} %, WAL per life: {:.0} B",
             self.size,
             self.system,
             grouped(last(&self.lives_per_s)),
             last(&self.server_cpu_us_per_life),
+            last(&self.database_cpu_us_per_life),
             last(&self.client_cpu_us_per_life),
-            last(&self.cores_busy) * 100.0
+            last(&self.cores_busy) * 100.0,
+            last(&self.wal_bytes_per_life)
         )
     }
+}
+
+/// The median in words, or a dash where nothing was measured.
+fn if_any(values: &[f64], words: impl Fn(f64) -> String) -> String {
+    if values.is_empty() { "-".to_owned() } else { words(median(values)) }
 }
 
 impl Report {
@@ -132,6 +152,9 @@ impl Report {
             "highest",
             "× best peer",
             "server CPU",
+            "of it database",
+            "database to idle",
+            "WAL",
             "client CPU",
             "cores busy",
         ];
@@ -140,8 +163,9 @@ impl Report {
         let text = table(&lines, 2).join("\n");
         let runs = self.rows.iter().map(|row| row.lives_per_s.len()).max().unwrap_or(0);
         let count = grouped(self.count as f64);
-        text + &format!("\n{count} lives a run, runs of each: {runs}, in turns; CPU is per life\n")
-            + "every message verified: accepted once, delivered once, unchanged, settled once"
+        text + &format!(
+            "\n{count} lives a run, runs of each: {runs}, in turns; CPU and WAL are per life\n"
+        ) + "every message verified: accepted once, delivered once, unchanged, settled once"
     }
 }
 
@@ -161,7 +185,10 @@ mod tests {
         };
         for rate in rates {
             let time = Duration::from_secs_f64(1_000.0 / rate);
-            row.add(1_000, Measured { time, cpu: Times { client: time, server: Some(time) } });
+            row.add(
+                1_000,
+                Measured { time, cpu: Times { client: time, server: Some(time) }, database: None },
+            );
         }
         row
     }

@@ -1,9 +1,12 @@
-//! Starts a separate PostgreSQL: initdb, settings, the user it runs as.
+//! A separate PostgreSQL: initdb or a copy of another, settings, the user it runs as, and what a
+//! run cost it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use hapax_bench::cpu;
 use hapax_bench::server::{Directory, Server, free_port};
 use rustix::process::Signal;
 use tokio::runtime::Runtime;
@@ -33,22 +36,111 @@ const HELPFUL: [(&str, &str); 10] = [
     ("max_connections", "600"),
 ];
 
-/// A server with an empty database, and its port.
-pub(super) fn start(runtime: &Runtime, place: &Path) -> Result<(Server, u16)> {
-    let programs = install::postgres_programs()?;
-    let directory = Directory::create(place, "compare")?;
-    let data = directory.path().canonicalize()?.join("data");
-    initialise(&programs, directory.path(), &data)?;
-    let port = free_port()?;
-    let command = command(&programs, &data, port)?;
-    // QUIT is its immediate shutdown, which ends all its processes.
-    let mut server = Server::start("postgres", command, Signal::QUIT, directory)?;
-    let client = server.wait_for(|| runtime.block_on(connect(port)))?;
-    runtime.block_on(demand_durability(&client, &data))?;
-    Ok((server, port))
+/// What a server with a standby needs in addition; the later setting counts.
+const REPLICATED: [(&str, &str); 2] = [("wal_level", "replica"), ("max_wal_senders", "4")];
+
+/// The name of a standby, how often it is looked for, and how long between.
+const STANDBY: &str = "standby";
+const STANDBY_TRIES: u32 = 600;
+const STANDBY_PAUSE: Duration = Duration::from_millis(50);
+
+/// A server of its own.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    server: Server,
+    port: u16,
+    programs: PathBuf,
 }
 
-pub(super) async fn connect(port: u16) -> Result<Client> {
+impl Cluster {
+    /// With an empty database.
+    pub(crate) fn start(runtime: &Runtime, place: &Path) -> Result<Self> {
+        Self::create(runtime, place, &[])
+    }
+
+    /// With a synchronous standby, which comes second.
+    pub(crate) fn start_with_standby(runtime: &Runtime, place: &Path) -> Result<[Self; 2]> {
+        let primary = Self::create(runtime, place, &REPLICATED)?;
+        let (directory, data) = prepare(place)?;
+        let from =
+            format!("host=127.0.0.1 port={} user={USER} application_name={STANDBY}", primary.port);
+        let mut copy = as_user(&primary.programs.join("pg_basebackup"))?;
+        copy.args(["-R", "-X", "stream", "-c", "fast", "-d", &from, "-D"]).arg(&data);
+        succeed(copy, &data)?;
+        let programs = primary.programs.clone();
+        let standby = Self::serve(runtime, programs, directory, &data, &REPLICATED)?;
+        runtime.block_on(primary.wait_for_standby())?;
+        Ok([primary, standby])
+    }
+
+    fn create(runtime: &Runtime, place: &Path, more: &[(&str, &str)]) -> Result<Self> {
+        let programs = install::postgres_programs()?;
+        let (directory, data) = prepare(place)?;
+        let mut command = as_user(&programs.join("initdb"))?;
+        command.arg("--pgdata").arg(&data);
+        command.args(["--username", USER, "--auth", "trust", "--no-locale", "--encoding", "UTF8"]);
+        succeed(command, &data)?;
+        Self::serve(runtime, programs, directory, &data, more)
+    }
+
+    fn serve(
+        runtime: &Runtime,
+        programs: PathBuf,
+        directory: Directory,
+        data: &Path,
+        more: &[(&str, &str)],
+    ) -> Result<Self> {
+        let port = free_port()?;
+        let command = command(&programs, data, port, more)?;
+        // QUIT is its immediate shutdown, which ends all its processes.
+        let mut server = Server::start("postgres", command, Signal::QUIT, directory)?;
+        let client = server.wait_for(|| runtime.block_on(connect(port)))?;
+        runtime.block_on(demand_durability(&client, data))?;
+        Ok(Self { server, port, programs })
+    }
+
+    /// Commits wait for the standby from now on.
+    async fn wait_for_standby(&self) -> Result<()> {
+        let client = self.connect().await?;
+        let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'");
+        client.batch_execute(&set).await?;
+        client.batch_execute("SELECT pg_reload_conf()").await?;
+        let asked = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        for _ in 0..STANDBY_TRIES {
+            if client.query_one(asked, &[]).await?.try_get::<_, i64>(0)? == 1 {
+                return Ok(());
+            }
+            tokio::time::sleep(STANDBY_PAUSE).await;
+        }
+        anyhow::bail!("the standby does not follow:\n{}", self.server.end_of_log())
+    }
+
+    pub(crate) async fn connect(&self) -> Result<Client> {
+        connect(self.port).await
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://{USER}@127.0.0.1:{}/{USER}", self.port)
+    }
+
+    /// CPU time of all its processes.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        cpu::of_family(self.server.process_id())
+    }
+
+    /// Bytes of its log since it was created.
+    pub(crate) async fn wal_bytes(&self) -> Result<u64> {
+        let asked = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint";
+        let bytes: i64 = self.connect().await?.query_one(asked, &[]).await?.try_get(0)?;
+        Ok(u64::try_from(bytes)?)
+    }
+}
+
+async fn connect(port: u16) -> Result<Client> {
     let address = format!("host=127.0.0.1 port={port} user={USER} dbname={USER}");
     let (client, connection) = tokio_postgres::connect(&address, NoTls).await?;
     // Its error is returned to the caller that waits for an answer.
@@ -56,28 +148,30 @@ pub(super) async fn connect(port: u16) -> Result<Client> {
     Ok(client)
 }
 
-fn initialise(programs: &Path, directory: &Path, data: &Path) -> Result<()> {
+/// A directory that PostgreSQL's user can write to, and where its data will be.
+fn prepare(place: &Path) -> Result<(Directory, PathBuf)> {
+    let directory = Directory::create(place, "compare")?;
     if install::is_root() {
-        let status = Command::new("chown").arg(USER).arg(directory).status()?;
-        ensure!(status.success(), "{} could not be given to {USER}", directory.display());
+        let path = directory.path();
+        let status = Command::new("chown").arg(USER).arg(path).status()?;
+        ensure!(status.success(), "{} could not be given to {USER}", path.display());
     }
-    let output = as_user(&programs.join("initdb"))?
-        .arg("--pgdata")
-        .arg(data)
-        .args(["--username", USER, "--auth", "trust", "--no-locale", "--encoding", "UTF8"])
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .output()?;
+    let data = directory.path().canonicalize()?.join("data");
+    Ok((directory, data))
+}
+
+fn succeed(mut command: Command, data: &Path) -> Result<()> {
+    let output = command.current_dir("/").stdin(Stdio::null()).output()?;
     ensure!(
         output.status.success(),
-        "initdb failed; if the user {USER} cannot reach {}, choose another place by --dir:\n{}",
+        "{command:?} failed; if the user {USER} cannot reach {}, choose another by --dir:\n{}",
         data.display(),
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
 }
 
-fn command(programs: &Path, data: &Path, port: u16) -> Result<Command> {
+fn command(programs: &Path, data: &Path, port: u16, more: &[(&str, &str)]) -> Result<Command> {
     let mut command = as_user(&programs.join("postgres"))?;
     command.arg("-D").arg(data).current_dir("/");
     let port = port.to_string();
@@ -86,7 +180,8 @@ fn command(programs: &Path, data: &Path, port: u16) -> Result<Command> {
         ("port", port.as_str()),
         ("unix_socket_directories", ""),
     ];
-    for (name, value) in own.into_iter().chain(DURABLE).chain(HELPFUL) {
+    let more = more.iter().copied();
+    for (name, value) in own.into_iter().chain(DURABLE).chain(HELPFUL).chain(more) {
         command.arg("-c").arg(format!("{name}={value}"));
     }
     Ok(command)
