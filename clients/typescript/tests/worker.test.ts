@@ -1,6 +1,6 @@
 /** Workers beyond the conformance suite: stops, blocked loops, brokers that stall, bad neighbours. */
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import {
   type Context,
   type Delivery,
@@ -84,6 +84,29 @@ test("a stop is at once where nothing runs, also by a signal, and leaves nothing
   await orders.send("x", { key: "a" });
   const [delivery] = await orders.receive({ max: 1, waitMs: 20_000 });
   expect(delivery?.attempt).toBe(1);
+});
+
+test("a drain ends although its timer fires before its time", async () => {
+  const orders = await queue({ lease_ms: 600_000 });
+  await orders.send("x", { key: "a" });
+  let begun = false;
+  const worker = new Worker(orders, () => {
+    begun = true;
+    return new Promise<void>(() => undefined);
+  });
+  const running = worker.run();
+  await until("the handler", () => begun);
+  // Timers count by another clock than the worker reads, here by one that is twice as fast.
+  const [clock, at] = [performance.now.bind(performance), performance.now()];
+  const slow = vi.spyOn(performance, "now").mockImplementation(() => at + (clock() - at) / 2);
+  try {
+    worker.stop({ drainMs: 200 });
+    await running;
+  } finally {
+    slow.mockRestore();
+  }
+  const [delivery] = await orders.receive({ waitMs: 60_000 });
+  expect(delivery).toMatchObject({ key: "a", attempt: 2 });
 });
 
 test("a handler that blocks the event loop past its lease has lost it", async () => {

@@ -465,10 +465,10 @@ export class Driver {
 
   /** Waits for a condition, at most until then. */
   async #changeUntil(isSo: () => boolean, until: number): Promise<void> {
-    const isOver = (): boolean => isSo() || now() >= until;
-    while (!isOver()) {
-      const timer = setTimeout(() => this.#changed(), timerMs(until - now() + 1));
-      await this.#until(isOver);
+    while (!isSo() && now() < until) {
+      // A timer may fire before its time by this clock: it wakes the loop, which looks again.
+      const timer = setTimeout(() => this.#wake(), timerMs(until - now() + 1));
+      await this.#until(isSo);
       clearTimeout(timer);
     }
   }
@@ -482,9 +482,13 @@ export class Driver {
   /** Wakes the run if what it waits for holds now, which most messages do not change. */
   #changed(): void {
     if (this.#awaited?.isSo()) {
-      this.#awaited.wake();
-      this.#awaited = undefined;
+      this.#wake();
     }
+  }
+
+  #wake(): void {
+    this.#awaited?.wake();
+    this.#awaited = undefined;
   }
 
   #away(error: HapaxError): void {
