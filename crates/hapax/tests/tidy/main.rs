@@ -14,6 +14,7 @@ mod leftovers;
 mod limits;
 mod machine;
 mod purity;
+mod references;
 mod shape;
 mod source;
 mod tree;
