@@ -98,15 +98,19 @@ impl Extensions {
         let key = (due, list.next);
         list.next += 1;
         list.waiting.insert(key, (Box::pin(extension), Handle::current()));
-        if list.wakes.is_none_or(|wakes| due < wakes) {
-            if list.wakes.replace(due).is_some() {
-                self.0.earlier.notify_one();
-            } else {
+        let wakes = list.wakes;
+        let is_earliest = wakes.is_none_or(|wakes| due < wakes);
+        list.wakes = if is_earliest { Some(due) } else { wakes };
+        drop(list);
+        match wakes {
+            // Not under the lock, which it takes at once if this runtime is ending.
+            None => {
                 let watch = Watch { list: Arc::clone(&self.0), has_ended: false };
                 tokio::spawn(watch.run());
             }
+            Some(_) if is_earliest => self.0.earlier.notify_one(),
+            Some(_) => {}
         }
-        drop(list);
         Extending { list: Arc::clone(&self.0), key }
     }
 }
@@ -282,5 +286,20 @@ mod tests {
         let _of_second = second.block_on(async { add(soon * 2, ran) });
         drop(first);
         started.recv_timeout(Duration::from_secs(60)).expect("the task of the first is gone");
+    }
+    #[test]
+    fn a_claim_in_a_runtime_that_has_ended_is_added_all_the_same() {
+        let (list, (added, is_added)) = (Extensions::default(), std::sync::mpsc::channel());
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let ended = runtime.handle().clone();
+        drop(runtime);
+        // On a thread of its own, for if it hangs.
+        std::thread::spawn(move || {
+            let _in_it = ended.enter();
+            drop(list.add(Instant::now(), std::future::pending()));
+            assert!(list.0.lock().waiting.is_empty() && list.0.lock().wakes.is_none());
+            added.send(()).unwrap();
+        });
+        is_added.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
     }
 }
