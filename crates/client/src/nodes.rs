@@ -1,11 +1,13 @@
 //! The addresses of a broker. Of several nodes one serves; the others answer which one does. All
 //! connections of a client ask the same node, until it cannot be reached or does not serve: then
-//! they ask the node that it named, or the next one of the list.
+//! they ask the node that it named, or the next one of the list. Names are followed a few times in
+//! a row: an address that leads nowhere, or nodes that name each other, keep nobody from the rest
+//! of the list.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,6 +28,9 @@ const SERVING: &str = "hapax-serving";
 const ADDRESS_BYTES_MAX: usize = 512;
 /// The most addresses of a client.
 const NODES_MAX: usize = 64;
+/// How often names are followed before the next address of the list is asked: a node may name one
+/// that served until a moment ago, which names another one.
+const FOLLOWED_MAX: usize = 2;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A broker that disappeared is noticed after both.
@@ -60,7 +65,17 @@ impl fmt::Debug for Dialer {
 pub(crate) struct Nodes {
     dialer: Dialer,
     given: Vec<Arc<Node>>,
-    asked: Mutex<Arc<Node>>,
+    asked: Mutex<Asked>,
+}
+
+/// The node to ask, and how it was found.
+#[derive(Debug)]
+struct Asked {
+    node: Arc<Node>,
+    /// The place of the last one that was asked because it is in the list.
+    place: usize,
+    /// How often names were followed since.
+    followed: usize,
 }
 
 /// One node.
@@ -85,33 +100,45 @@ impl Nodes {
         let given = addresses.into_iter().map(|address| Node::new(address, &dialer).map(Arc::new));
         let given = given.collect::<Result<Vec<_>, _>>()?;
         let first = given.first().cloned().ok_or_else(|| Error::invalid("there is no address"))?;
-        Ok(Self { dialer, given, asked: Mutex::new(first) })
+        let asked = Mutex::new(Asked { node: first, place: 0, followed: 0 });
+        Ok(Self { dialer, given, asked })
     }
 
     /// The node to ask.
     pub(crate) fn current(&self) -> Arc<Node> {
-        Arc::clone(&self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.asked().node)
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks another node than this one: the one that it named, or the next one of the list. Returns
     /// whether there is another.
     pub(crate) fn leave(&self, node: &Arc<Node>, named: Option<&str>) -> bool {
         let named = named.and_then(|address| self.named(node, address));
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked();
         // Another connection may have found out before.
-        if !Arc::ptr_eq(&asked, node) {
+        if !Arc::ptr_eq(&asked.node, node) {
             return true;
         }
-        let next = named.or_else(|| self.after(node));
-        let Some(next) = next.filter(|next| !Arc::ptr_eq(next, node)) else { return false };
-        tracing::debug!(from = node.address, to = next.address, "asking another node");
+        let named = named.filter(|_| asked.followed < FOLLOWED_MAX);
+        let next = match named {
+            Some(node) => Some(Asked { node, place: asked.place, followed: asked.followed + 1 }),
+            None => self.after(asked.place, node),
+        };
+        let Some(next) = next else {
+            asked.followed = 0;
+            return false;
+        };
+        tracing::debug!(from = node.address, to = next.node.address, "asking another node");
         *asked = next;
         true
     }
 
-    /// The most nodes that one call asks: everybody once, and two that were named.
+    /// The most nodes that one call asks: everybody once and whom each of them names, and one more.
     fn tries_max(&self) -> usize {
-        self.given.len() + 2
+        2 * self.given.len() + 1
     }
 
     /// The node of an address that another one named; `None` if it is not followed.
@@ -120,6 +147,9 @@ impl Nodes {
             return None;
         }
         let node = Node::new(address, &self.dialer).ok()?;
+        if node.endpoint.uri() == by.endpoint.uri() {
+            return None; // It does not serve.
+        }
         // Neither the token nor messages leave encryption because somebody says so.
         if by.is_encrypted() && !node.is_encrypted() {
             return None;
@@ -128,10 +158,14 @@ impl Nodes {
         Some(known.cloned().unwrap_or_else(|| Arc::new(node)))
     }
 
-    fn after(&self, node: &Arc<Node>) -> Option<Arc<Node>> {
-        let place = self.given.iter().position(|given| Arc::ptr_eq(given, node));
-        let next = place.map_or(0, |place| (place + 1) % self.given.len());
-        self.given.get(next).cloned()
+    /// The next one of the list after this place; `None` if there is only this node.
+    fn after(&self, place: usize, node: &Arc<Node>) -> Option<Asked> {
+        let count = self.given.len();
+        (1..=count).find_map(|step| {
+            let place = (place + step) % count;
+            let next = self.given.get(place).filter(|next| !Arc::ptr_eq(next, node))?;
+            Some(Asked { node: Arc::clone(next), place, followed: 0 })
+        })
     }
 }
 
@@ -340,5 +374,41 @@ mod tests {
         for bad in ["", "a:1,,b:2", "a:1,", &vec!["a:1"; 65].join(",")] {
             assert!(Nodes::new(bad, Dialer::default()).is_err(), "{bad}");
         }
+    }
+    /// The addresses that are asked one after the other, as long as none of them serves: each names
+    /// what `names` says, and one that is not in the list of `names` cannot be reached.
+    fn asked(addresses: &str, names: &[(&str, &str)], count: usize) -> Vec<String> {
+        let nodes = nodes(addresses);
+        let next = |_| {
+            let current = nodes.current();
+            let named = names.iter().find(|(node, _)| *node == current.address);
+            nodes.leave(&current, named.map(|(_, named)| *named));
+            current.address.clone()
+        };
+        (0..count).map(next).collect()
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_nowhere_keeps_nobody_from_the_rest_of_the_list() {
+        // An address that clients cannot reach.
+        let names = [("a:1", "http://d:4"), ("b:2", "http://d:4")];
+        let asked_in_turn = asked("a:1,b:2,c:3", &names, 5);
+        assert_eq!(asked_in_turn, ["a:1", "http://d:4", "b:2", "http://d:4", "c:3"]);
+        // All nodes were given the address of the first one.
+        let names = [("a:1", "http://a:1"), ("b:2", "http://a:1")];
+        assert_eq!(asked("a:1,b:2,c:3", &names, 4), ["a:1", "b:2", "a:1", "c:3"]);
+    }
+
+    #[tokio::test]
+    async fn nodes_that_name_each_other_are_left_for_the_rest_of_the_list() {
+        // One that is not in the list names itself.
+        let names = [("a:1", "http://d:4"), ("http://d:4", "http://d:4")];
+        assert_eq!(asked("a:1,b:2", &names, 3), ["a:1", "http://d:4", "b:2"]);
+        assert_eq!(asked("a:1", &names, 3), ["a:1", "http://d:4", "a:1"]);
+        // Or another one, which names it.
+        let names = [("a:1", "http://d:4"), ("http://d:4", "http://e:5"), ("http://e:5", "d:4")];
+        assert_eq!(asked("a:1,b:2", &names, 4), ["a:1", "http://d:4", "http://e:5", "b:2"]);
+        let names = [("a:1", "b:2"), ("b:2", "a:1")];
+        assert_eq!(asked("a:1,b:2,c:3", &names, 7).last().unwrap(), "c:3");
     }
 }
