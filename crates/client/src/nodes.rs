@@ -220,7 +220,8 @@ impl Dialer {
     }
 
     fn tls(&self) -> ClientTlsConfig {
-        let mut tls = ClientTlsConfig::new();
+        // The timeout of connecting ends before the handshake.
+        let mut tls = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
         match &self.authority {
             Some(pem) => tls = tls.ca_certificate(Certificate::from_pem(pem)),
             None => tls = with_native_roots(tls),
@@ -410,5 +411,28 @@ mod tests {
         assert_eq!(asked("a:1,b:2", &names, 4), ["a:1", "http://d:4", "http://e:5", "b:2"]);
         let names = [("a:1", "b:2"), ("b:2", "a:1")];
         assert_eq!(asked("a:1,b:2,c:3", &names, 7).last().unwrap(), "c:3");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_does_not_finish_the_handshake_of_tls_is_left() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = format!("https://{},b:2", silent.local_addr().unwrap());
+        let nodes = Arc::new(nodes(&addresses));
+        let mut channel = Calls(Arc::clone(&nodes));
+        let call = channel.call(http::Request::new(Body::empty()));
+        let left = async {
+            tokio::pin!(call);
+            loop {
+                tokio::select! {
+                    _ = &mut call => break,
+                    () = tokio::time::sleep(Duration::from_millis(20)) => {}
+                }
+                if nodes.current().address == "b:2" {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), left).await.expect("it is waited for");
+        assert_eq!(nodes.current().address, "b:2");
     }
 }
