@@ -272,7 +272,9 @@ impl Writer {
     fn share_out(&mut self) -> Vec<Ask> {
         let mut asks = std::mem::take(&mut self.asks);
         let now = self.now.monotonic;
-        let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed());
+        // What a full disk refuses takes no memory, and a checkpoint may wait for space for ever.
+        let is_behind =
+            !self.is_full && self.partition.filling().is_some_and(|filled| filled > self.allowed());
         let reserve = is_behind.then(|| self.partition.reserve_bytes());
         self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
         let rests = !self.shares.rests(now).is_zero();
@@ -284,8 +286,7 @@ impl Writer {
     /// How far memory may be filled by now: in proportion to the checkpoint's progress, so that
     /// floods get slower and do not stop at its end.
     fn allowed(&self) -> f64 {
-        let progress = self.partition.store().checkpoint_progress();
-        PACED_START + (1.0 - PACED_START) * progress
+        allowed_at(self.partition.store().checkpoint_progress())
     }
 
     fn submit(&mut self, at: Time, commands: Commands) -> Result<(), hapax_partition::Error> {
@@ -552,6 +553,10 @@ pub(super) fn refuse(ask: Ask, why: &Stopped) {
         }
         Ask::CallAgain(_) | Ask::Inspect(_) | Ask::Drain | Ask::Stop => {}
     }
+}
+
+fn allowed_at(progress: f64) -> f64 {
+    PACED_START + (1.0 - PACED_START) * progress
 }
 
 /// The message of a panic.

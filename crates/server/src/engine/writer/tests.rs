@@ -2,7 +2,9 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use hapax_core::{Command, Config, Configure, Content, Emit, QueueName, Receive, SendMessage};
+use hapax_core::{
+    Answer, Command, Config, Configure, Content, Emit, QueueName, Receive, SendMessage,
+};
 use hapax_core::{Settle, Verb};
 use hapax_partition::wait::Turn;
 use hapax_store::memory::{Faults, MemoryStore};
@@ -15,6 +17,16 @@ use super::*;
 
 /// Partitions in memory, and the stores under them.
 fn opened(path: &std::path::Path, partitions: u16, faults: Faults) -> (Opened, Vec<MemoryStore>) {
+    opened_with(path, partitions, faults, 64 * 1_024 * 1_024)
+}
+
+/// The same with so much memory.
+fn opened_with(
+    path: &std::path::Path,
+    partitions: u16,
+    faults: Faults,
+    memory_bytes: usize,
+) -> (Opened, Vec<MemoryStore>) {
     let data = Data::open(path, partitions).unwrap();
     let inboxes = inboxes(&data);
     let stores: Vec<MemoryStore> = inboxes
@@ -26,7 +38,7 @@ fn opened(path: &std::path::Path, partitions: u16, faults: Faults) -> (Opened, V
         .collect();
     stores.iter().for_each(|store| store.set_faults(faults));
     let owned = stores.iter().map(|store| AnyStore::Memory(store.another())).collect();
-    let options = Options { partitions, memory_bytes: 64 * 1_024 * 1_024 };
+    let options = Options { partitions, memory_bytes };
     let opened =
         Opened::own(data, inboxes, owned, options, Wall::Machine, Box::new(|_, _| {})).unwrap();
     (opened, stores)
@@ -303,4 +315,63 @@ async fn l3_an_emit_for_a_partition_with_another_owner_is_sent_again_by_one_that
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("the emit is not sent again");
+}
+
+/// Sends messages of 10 KiB in one list.
+fn send(shared: &Shared, keys: std::ops::Range<usize>) -> Receiver<Outcomes> {
+    let (sender, receiver) = channel();
+    let reply = move |outcomes: Outcomes| drop(sender.send(outcomes));
+    let command = |key: usize| {
+        let content = Content::builder(&key.to_string()).build(&[b'x'; 10 * 1_024]).unwrap();
+        Command::Send(SendMessage::new(shared.data.recipe(), queue(), content))
+    };
+    let list = keys.map(command).collect();
+    shared.push(0, Ask::Commands(list, Box::new(reply)));
+    receiver
+}
+
+#[test]
+fn floods_may_fill_more_memory_the_more_of_a_checkpoint_is_written() {
+    let allowed: Vec<f64> = (0..=8).map(|part| allowed_at(f64::from(part) / 8.0)).collect();
+    assert!(allowed.is_sorted_by(|less, more| less + 0.05 < *more), "{allowed:?}");
+    assert_eq!((allowed[0], allowed[8]), (PACED_START, 1.0));
+}
+
+fn turn(writer: &mut Writer) {
+    writer.turn(Now::read(&Wall::Machine)).unwrap();
+}
+
+#[test]
+fn k5_a_flood_that_waits_for_a_checkpoint_is_refused_when_the_disk_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = Faults { held: true, ..Faults::default() };
+    let (opened, stores) = opened_with(directory.path(), 1, held, 4 * 1_024 * 1_024);
+    let shared = Arc::clone(&opened.shared);
+    let partition = opened.partitions.into_iter().next().unwrap();
+    let inbox = Arc::clone(&shared.inboxes[0]);
+    let mut writer =
+        Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
+    let configured = ask(&shared, configure());
+    turn(&mut writer);
+    stores[0].settle().unwrap();
+    turn(&mut writer);
+    configured.try_recv().unwrap().unwrap();
+
+    writer.partition.checkpoint().unwrap();
+    let sent = send(&shared, 0..100);
+    turn(&mut writer);
+    let more = send(&shared, 100..200);
+    (0..10).for_each(|_| turn(&mut writer));
+    assert!(writer.is_paced, "it waits for the checkpoint");
+
+    // Of which nothing more can be written.
+    stores[0].set_faults(Faults { full: true, ..Faults::default() });
+    stores[0].settle().unwrap();
+    (0..10).for_each(|_| turn(&mut writer));
+    assert!(writer.partition.is_checkpointing());
+    let is_accepted = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::Accepted { .. }));
+    assert!(sent.try_recv().unwrap().unwrap().iter().all(is_accepted));
+    let refused = more.try_recv().expect("an answer").unwrap();
+    let is_full = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::StoreFull));
+    assert!(refused.iter().all(is_full), "{refused:?}");
 }
