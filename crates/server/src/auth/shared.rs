@@ -52,15 +52,7 @@ impl SharedTokens {
     /// Removes the token of this id or name.
     pub fn revoke(&self, id_or_name: &str) -> Result<Listed, Error> {
         let mut removed = None;
-        self.change(|entries| match (set::remove(entries, id_or_name), &removed) {
-            (Ok(listed), _) => {
-                removed = Some(listed);
-                Ok(())
-            }
-            // An earlier try has removed it, whose answer was lost.
-            (Err(Error::NoSuchToken(_)), Some(_)) => Ok(()),
-            (Err(error), _) => Err(error),
-        })?;
+        self.change(|entries| remove_once(entries, id_or_name, &mut removed))?;
         removed.ok_or_else(|| Error::NoSuchToken(id_or_name.to_owned()))
     }
 
@@ -126,5 +118,70 @@ impl SharedTokens {
         }
         let busy = || Failure::Refused("others change them all the time".to_owned());
         Err(unknown.map_or_else(|| Error::Database(busy()), Error::Unknown))
+    }
+}
+
+/// Removes the token of this id or name, or that which an earlier try removed.
+fn remove_once(
+    entries: &mut Vec<Entry>,
+    id_or_name: &str,
+    removed: &mut Option<Listed>,
+) -> Result<(), Error> {
+    // By then there may be another one of the same name.
+    let id = removed.as_ref().map_or(id_or_name, |listed| &listed.id);
+    match set::remove(entries, id) {
+        Ok(listed) => {
+            *removed = Some(listed);
+            Ok(())
+        }
+        // An earlier try has removed it, whose answer was lost.
+        Err(Error::NoSuchToken(_)) if removed.is_some() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::{Patterns, Permissions};
+
+    fn add(entries: &mut Vec<Entry>, name: &str) -> String {
+        let new = NewToken {
+            name: Some(name.to_owned()),
+            tenant: "default".to_owned(),
+            queues: Patterns::everything(),
+            can: Permissions::ALL,
+            expires_at: None,
+        };
+        let drawn = set::draw(new, Timestamp::now()).unwrap();
+        set::add(entries, &drawn.entry).unwrap();
+        drawn.entry.id.to_string()
+    }
+
+    fn ids(entries: &[Entry]) -> Vec<String> {
+        entries.iter().map(|entry| entry.id.to_string()).collect()
+    }
+
+    #[test]
+    fn a_revocation_that_is_tried_again_removes_one_token() {
+        let (mut entries, mut removed) = (Vec::new(), None);
+        let (other, first) = (add(&mut entries, "other"), add(&mut entries, "ci"));
+        let before = entries.clone();
+        remove_once(&mut entries, "ci", &mut removed).unwrap();
+        assert_eq!(ids(&entries), [other.as_str()]);
+        // Its answer was lost, and it had taken effect.
+        remove_once(&mut entries, "ci", &mut removed).unwrap();
+        assert_eq!(ids(&entries), [other.as_str()]);
+        // Somebody has made another one of that name since.
+        let second = add(&mut entries, "ci");
+        remove_once(&mut entries, "ci", &mut removed).unwrap();
+        assert_eq!(ids(&entries), [other.as_str(), second.as_str()]);
+        assert_eq!(removed.as_ref().unwrap().id, first);
+        // It had not taken effect.
+        let mut entries = before;
+        remove_once(&mut entries, "ci", &mut removed).unwrap();
+        assert_eq!(ids(&entries), [other.as_str()]);
+        let missing = remove_once(&mut entries, "ci", &mut None).unwrap_err();
+        assert!(matches!(missing, Error::NoSuchToken(_)), "{missing}");
     }
 }
