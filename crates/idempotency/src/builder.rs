@@ -1,6 +1,7 @@
 //! The settings of a layer, with their defaults.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,8 +89,10 @@ pub(crate) struct Rules {
 
 impl Rules {
     pub(crate) fn tell(&self, event: Event) {
-        if let Some(observer) = &self.observer {
-            observer(event);
+        let Some(observer) = &self.observer else { return };
+        // The operation goes on: what is done has to be settled and answered.
+        if catch_unwind(AssertUnwindSafe(|| observer(event))).is_err() {
+            tracing::error!(?event, "the observer of events panicked");
         }
     }
 }
@@ -353,5 +356,13 @@ mod tests {
         assert_eq!(compared(builder().tenant(|_| None)), ["content-type"]);
         let chosen = builder().fingerprint_headers([header::ETAG, header::ACCEPT, header::ETAG]);
         assert_eq!(compared(chosen), ["accept", "etag"]);
+    }
+    #[tokio::test]
+    async fn an_observer_that_panics_ends_no_operation() {
+        let panics = |event| panic!("planted, at {event:?}");
+        let layer = builder().required("POST /a").observe(panics).build().unwrap();
+        let told = || layer.rules().tell(Event::BrokerFailed(hapax_client::Code::Unavailable));
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(told));
+        assert!(told.is_ok(), "it has to be answered, whoever watches");
     }
 }
