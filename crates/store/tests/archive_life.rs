@@ -57,6 +57,41 @@ fn the_progress_of_a_checkpoint_grows_in_small_steps() {
 }
 
 #[test]
+fn the_progress_of_a_checkpoint_that_starts_over_begins_anew() {
+    let volume = TestVolume::default();
+    let archive = open(&volume).expect("a new archive");
+    let mut job = archive.checkpoint(points(0..200_000, 50), 1, 0);
+    volume.limit(Some(3 << 20));
+    let (mut steps, mut last) = (0, 0.0);
+    let full = loop {
+        match job.step(0) {
+            Ok(_) => (steps, last) = (steps + 1, archive.checkpoint_progress()),
+            Err(error) => break error,
+        }
+    };
+    assert!(full.is_full() && last > 0.25, "{full} after {steps} steps, at {last}");
+    volume.limit(None);
+    for _ in 0..steps {
+        assert!(archive.checkpoint_progress() <= last, "it has written no more than before");
+        job.step(0).expect("a step");
+    }
+    assert_eq!(archive.checkpoint_progress(), last, "as the first time");
+}
+
+#[test]
+fn runs_are_synced_in_pieces_as_they_are_written() {
+    const STEP_BYTES_MAX: usize = 1 << 19;
+    let volume = TestVolume::default();
+    let archive = open(&volume).expect("a new archive");
+    let mut job = archive.checkpoint(points(0..300_000, 50), 1, 0);
+    while job.step(1).expect("a step") != Step::Done {}
+    let piece = Options::default().sync_bytes as usize;
+    assert!(volume.used() as usize > 4 * piece, "{} bytes are several pieces", volume.used());
+    let at_once = volume.synced_at_once_max();
+    assert!((1..piece + STEP_BYTES_MAX).contains(&at_once), "{at_once} bytes at once");
+}
+
+#[test]
 fn a_bucket_is_dropped_when_its_time_is_over_and_others_stay() {
     let volume = TestVolume::default();
     let archive = open(&volume).expect("a new archive");

@@ -74,26 +74,28 @@ impl CheckpointJob {
     /// to reach the checkpoint's batch. If the disk is full ([`Error::is_full`]), what was written
     /// is removed, and the next step starts over.
     pub fn step(&mut self, durable: Sequence) -> Result<Step, Error> {
-        let advanced = self.advance(durable);
+        let advanced = self.advance(durable).map_err(|error| self.failed(error));
         self.shared.counters.checkpoint_done.store(self.progress(), Ordering::Relaxed);
-        match advanced {
-            Ok(step) => Ok(step),
-            Err(error) if error.is_full() => {
-                // Complete sections only need a new manifest, and that lets the journal shrink.
-                if !matches!(self.phase, Phase::Commit(_)) {
-                    self.phase = Phase::Gather(Buckets::default());
-                    self.written = 0;
-                    if let Some(writer) = self.writer.take() {
-                        writer.abandon(&self.shared)?;
-                    }
-                }
-                Err(error)
-            }
-            Err(error) => {
-                self.phase = Phase::Failed(error.to_string());
-                Err(error)
+        advanced
+    }
+
+    /// What follows from a step that failed, and the error to return.
+    fn failed(&mut self, error: Error) -> Error {
+        if !error.is_full() {
+            self.phase = Phase::Failed(error.to_string());
+            return error;
+        }
+        // Complete sections only need a new manifest, and that lets the journal shrink.
+        if !matches!(self.phase, Phase::Commit(_)) {
+            self.phase = Phase::Gather(Buckets::default());
+            self.written = 0;
+            if let Some(writer) = self.writer.take()
+                && let Err(failed) = writer.abandon(&self.shared)
+            {
+                return failed;
             }
         }
+        error
     }
 
     /// About how much is done, in thousandths.

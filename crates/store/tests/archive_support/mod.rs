@@ -72,6 +72,8 @@ struct Disk {
     bytes_max: Option<u64>,
     /// The next sync fails with an I/O error.
     sync_fails: bool,
+    /// The most bytes by which a file had grown when it was synced.
+    synced_at_once_max: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -146,6 +148,10 @@ impl TestVolume {
 
     pub(crate) fn used(&self) -> u64 {
         self.disk().used()
+    }
+
+    pub(crate) fn synced_at_once_max(&self) -> usize {
+        self.disk().synced_at_once_max
     }
 
     pub(crate) fn fail_next_sync(&self) {
@@ -291,7 +297,9 @@ impl File for TestFile {
             return Err(io::Error::other("the device is gone"));
         }
         let file = &mut disk.files[self.id];
+        let grown = file.now.len().saturating_sub(file.synced.len());
         file.synced = file.now.clone();
+        disk.synced_at_once_max = disk.synced_at_once_max.max(grown);
         Ok(())
     }
 
