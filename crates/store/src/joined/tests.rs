@@ -329,6 +329,20 @@ fn a_manifest_that_is_not_replaced_after_the_log_was_claimed_ends_the_claim() {
 }
 
 #[test]
+fn what_fails_after_an_owner_was_replaced_is_told_as_that() {
+    let closed = || Error::Stopped("a connection was closed".to_owned());
+    let mut scene = Scene::new();
+    scene.store.claim().unwrap();
+    scene.store.shared.log.stop().fail_by(&Error::Fenced { held: 1, newest: 2 });
+    let told = scene.store.shared.fail(closed());
+    assert!(matches!(told, Error::Fenced { held: 1, newest: 2 }), "{told:?}");
+    let mut scene = Scene::new();
+    scene.store.claim().unwrap();
+    let told = scene.store.shared.fail(closed());
+    assert!(matches!(told, Error::Stopped(_)), "{told:?}");
+}
+
+#[test]
 fn an_owner_that_finds_no_room_to_claim_again_continues_as_it_was() {
     let mut scene = Scene::new();
     let epoch = scene.store.claim().unwrap().epoch;
