@@ -25,6 +25,17 @@ fn send(number: u64) -> Command {
     Command::Send(SendMessage::new(&Recipe::First, queue(), content))
 }
 
+fn receive(max: u32) -> Receive {
+    Receive {
+        queue: queue(),
+        max,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    }
+}
+
 /// A partition whose journal is written and whose checkpoints are not.
 struct Slow {
     partition: Partition<DiskStore>,
@@ -65,6 +76,19 @@ impl Slow {
         assert!(outcomes.iter().all(is_accepted), "{outcomes:?}");
     }
 
+    /// Sends messages, and finishes as many.
+    fn live_some(&mut self) {
+        self.send_some();
+        let received = self.call(vec![Command::Receive(receive(20))]).remove(0);
+        let Outcome::Received(messages) = received else { panic!("{received:?}") };
+        assert_eq!(messages.len(), 20);
+        let done = |lease| {
+            let verb = Verb::Done { result: None, emits: Vec::new() };
+            Command::Settle(Settle { lease, verb })
+        };
+        self.call(messages.into_iter().map(|message| done(message.lease)).collect());
+    }
+
     fn filling(&self) -> f64 {
         self.partition.filling().unwrap_or(0.0)
     }
@@ -88,15 +112,7 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     // What needs little goes on.
     let key = KeyName { queue: queue(), key: "0".into(), group: None };
     assert!(matches!(slow.call(vec![Command::Look(key)])[..], [Outcome::Key(_)]));
-    let receive = Receive {
-        queue: queue(),
-        max: 1,
-        lease_ms: None,
-        worker: "w".into(),
-        receive_id: None,
-        several_per_group: false,
-    };
-    let received = slow.call(vec![Command::Receive(receive)]).remove(0);
+    let received = slow.call(vec![Command::Receive(receive(1))]).remove(0);
     let Outcome::Received(messages) = received else { panic!("{received:?}") };
     let lease = messages.into_iter().next().unwrap().lease;
     let verb = Verb::Done { result: None, emits: Vec::new() };
@@ -146,4 +162,23 @@ fn the_next_checkpoint_waits_until_what_the_last_one_wrote_is_evicted() {
         last = bytes;
     }
     assert!(last < heads_max * 3 / 2, "{last} bytes");
+}
+
+#[test]
+fn what_was_there_when_a_checkpoint_began_fills_nothing_and_finished_keys_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut slow = Slow::open(&directory.path().join("partition"));
+    let (config, if_version) = (Config::default(), None);
+    slow.call(vec![Command::Configure(Box::new(Configure { queue: queue(), config, if_version }))]);
+    while !slow.partition.is_checkpointing() {
+        slow.send_some();
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
+    assert!(slow.partition.machine().usage().head_bytes() > MEMORY_BYTES / 4);
+    assert!(slow.filling() < 0.1, "{}", slow.filling());
+    while slow.filling() < 1.0 {
+        slow.live_some();
+        assert!(!slow.partition.is_busy(), "callers are told before they have to wait");
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
 }
