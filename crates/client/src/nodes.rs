@@ -364,7 +364,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_encrypted_stays_so_and_nonsense_is_not_followed() {
         let nodes = nodes("https://a:1");
-        for bad in ["http://b:2", "b:2", "ftp://b", "https://", "https://a,b", &"x".repeat(600)] {
+        let long = format!("https://{}", "x".repeat(600));
+        for bad in ["http://b:2", "b:2", "ftp://b", "https://", "https://a,b", &long] {
             assert!(!nodes.leave(&nodes.current(), Some(bad)), "{bad}");
         }
         assert_eq!(after(&nodes, Some("https://b:2")), "https://b:2");
@@ -434,5 +435,22 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(60), left).await.expect("it is waited for");
         assert_eq!(nodes.current().address, "b:2");
+    }
+    #[tokio::test]
+    async fn a_call_that_may_have_been_made_is_not_repeated_at_another_node() {
+        let listen = || tokio::net::TcpListener::bind("127.0.0.1:0");
+        let (first, second) = (listen().await.unwrap(), listen().await.unwrap());
+        let address = |it: &tokio::net::TcpListener| it.local_addr().unwrap().to_string();
+        let nodes = Arc::new(nodes(&format!("{},{}", address(&first), address(&second))));
+        let call = Calls(Arc::clone(&nodes)).call(http::Request::new(Body::empty()));
+        let call = tokio::spawn(call);
+        let (connection, _) = first.accept().await.unwrap();
+        connection.readable().await.unwrap();
+        drop(connection);
+        tokio::select! {
+            answer = call => assert!(answer.unwrap().is_err()),
+            _ = second.accept() => panic!("it was asked, too"),
+        }
+        assert_eq!(nodes.current().address, address(&second), "the next call is for it");
     }
 }

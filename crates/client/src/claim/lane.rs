@@ -624,4 +624,107 @@ mod tests {
         assert_eq!(again.settles[0].r#ref, 10);
         assert_eq!(claims.again(&frame, &|_| false), None);
     }
+    /// A task without a connection.
+    fn task() -> Task {
+        let client = Client::connect("http://127.0.0.1:1").unwrap();
+        Task {
+            pipe: Pipe::new(&client, Claims::default()),
+            shared: Arc::default(),
+            queue: "".into(),
+            open: HashMap::new(),
+        }
+    }
+
+    fn room(window: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+        Arc::clone(window).try_acquire_owned().unwrap()
+    }
+
+    impl Task {
+        fn claim(&mut self, tag: u64, queue: &str, wait: Duration) -> Answered<proto::ClaimReply> {
+            let (reply, answer) = oneshot::channel();
+            let request = proto::ClaimRequest {
+                queue: queue.to_owned(),
+                key: format!("k{tag}"),
+                lease_ms: Some(1_000),
+                ..Default::default()
+            };
+            let (until, room) = (Instant::now() + wait, room(&Arc::new(Semaphore::new(1))));
+            self.start(Job::Claim { tag, request, until, reply, room });
+            answer
+        }
+
+        fn settle(&mut self, tag: u64, window: &Arc<Semaphore>) -> Answered<Settled> {
+            let (reply, answer) = oneshot::channel();
+            self.start(settle(tag, reply, window));
+            answer
+        }
+    }
+
+    type Answered<T> = oneshot::Receiver<Result<T, Error>>;
+
+    fn settle(tag: u64, reply: Reply<Settled>, window: &Arc<Semaphore>) -> Job {
+        let (queue, lease, room) = ("charges".into(), Bytes::from_static(b"lease"), room(window));
+        Job::Settle { tag, queue, lease, settle: Settle::Release, reply, room }
+    }
+
+    #[tokio::test]
+    async fn a_settle_whose_caller_has_gone_is_not_sent_and_makes_room() {
+        let (mut task, window) = (task(), Arc::new(Semaphore::new(2)));
+        let (reply, receiver) = oneshot::channel();
+        drop(receiver);
+        task.start(settle(1, reply, &window));
+        assert!(task.open.is_empty() && task.pipe.unanswered.len() == 0);
+        assert_eq!(window.available_permits(), 2);
+        // One that is on its way is not sent again, and those beside it are.
+        drop(task.settle(2, &window));
+        let _waits = task.settle(3, &window);
+        assert_eq!(window.available_permits(), 0, "the broker has both");
+        task.trouble(&Error::TimedOut(Duration::ZERO));
+        assert_eq!(task.open.keys().collect::<Vec<_>>(), [&3]);
+        assert_eq!((task.pipe.unanswered.len(), window.available_permits()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn those_that_wait_are_told_why_there_will_be_no_answer() {
+        let (mut task, window) = (task(), Arc::new(Semaphore::new(1)));
+        let mut claimed = task.claim(1, "charges", Duration::ZERO);
+        let mut settled = task.settle(2, &window);
+        task.trouble(&Error::invalid("refused for good"));
+        assert!(matches!(claimed.try_recv().unwrap(), Err(Error::Invalid(_))));
+        assert!(matches!(settled.try_recv().unwrap(), Err(Error::Invalid(_))));
+        assert_eq!((task.pipe.unanswered.len(), window.available_permits()), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn a_frame_is_of_one_queue() {
+        let mut task = task();
+        let queues = ["charges", "charges", "refunds", "charges"];
+        let claims = (0..).zip(queues);
+        let _answers: Vec<_> =
+            claims.map(|(tag, queue)| task.claim(tag, queue, Duration::ZERO)).collect();
+        task.pipe.flush();
+        let frames = task.pipe.unanswered.frames();
+        let frames = frames.map(|frame| proto::ClaimsFrame::decode(frame.clone()).unwrap());
+        let frames: Vec<_> = frames.map(|frame| (frame.queue, frame.claims.len())).collect();
+        let expected = [("charges", 2), ("refunds", 1), ("charges", 1)];
+        assert_eq!(frames, expected.map(|(queue, claims)| (queue.to_owned(), claims)));
+    }
+
+    #[tokio::test]
+    async fn a_claim_whose_caller_has_gone_does_not_wait_on_the_next_connection() {
+        let mut task = task();
+        drop(task.claim(1, "charges", Duration::from_secs(60)));
+        task.pipe.flush();
+        task.start(Job::Gone(1));
+        task.trouble(&Error::TimedOut(Duration::ZERO));
+        let frame = task.pipe.unanswered.frames().next().unwrap();
+        let again = task.pipe.protocol.again(frame, &|_| true).unwrap();
+        let again = proto::ClaimsFrame::decode(again).unwrap();
+        assert_eq!(again.claims[0].wait_ms, 0, "it is sent again to be released");
+    }
+
+    #[test]
+    fn what_is_large_takes_more_of_a_window() {
+        assert_eq!([0, 4_095, 4_096, BYTES_MAX].map(units), [1, 1, 2, 17]);
+    }
 }
