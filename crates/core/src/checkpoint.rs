@@ -1,9 +1,10 @@
 //! Checkpoints: which parts of the state are written as rows, and what may leave memory afterwards.
 //!
-//! `begin_checkpoint` takes a consistent cut on the writer's thread, cheaply: the records of
-//! finished keys are handed over as they are, changed messages are cloned. Encoding and sorting
-//! happen where [`Snapshot::write`] is called. `finish_checkpoint` is called when the rows are
-//! stored.
+//! `begin_checkpoint` takes a consistent [cut](crate::cut) on the writer's thread: the records of
+//! finished keys are handed over as they are. Messages and groups that had changed by then are
+//! copied by `copy_changed`, in bounded steps, while commands go on changing them. Encoding and
+//! sorting happen where [`Snapshot::write`] is called. `finish_checkpoint` is called when the rows
+//! are stored.
 //!
 //! Invariant: rows older than memory are recognised, because everything that ended since the
 //! checkpoint is in the current or the frozen generation.
@@ -15,9 +16,10 @@ use crate::command::{LeaseName, QueueName};
 use crate::decision::bytes_of::decode_digest;
 use crate::ids::Time;
 use crate::key::Digest;
+use crate::list::List;
 use crate::machine::Machine;
-use crate::message::Message;
-use crate::places::groups::Group;
+use crate::message::{self, Message};
+use crate::places::groups;
 use crate::places::keys::Generation;
 use crate::queue::{Queue, decode_job, encode_job};
 use crate::receives::Remembered;
@@ -29,25 +31,25 @@ use crate::row::{File, RowKey, RowSink, decode_message, encode_message, point, t
 pub struct Snapshot {
     seed: u64,
     records: Arc<Generation>,
-    messages: Vec<Message>,
+    messages: message::Copied,
     /// Returns the list of messages for reuse once it is written.
     emptied: Emptied,
-    groups: Vec<Group>,
+    groups: groups::Copied,
     rows: Vec<(RowKey, Vec<u8>)>,
     row_deletes: Vec<RowKey>,
 }
 
 /// The list of a snapshot's messages, once they are written. Reusing its memory is cheaper than
 /// allocating.
-pub(crate) type Emptied = Arc<OnceLock<Vec<Message>>>;
+pub(crate) type Emptied = Arc<OnceLock<List<Message>>>;
 
 impl Snapshot {
     /// Estimated points and bytes that `write` will write, without the records that it lends.
     pub fn size(&self) -> (usize, usize) {
         let (records, bytes) = self.records.size();
-        let messages: usize =
-            self.messages.iter().map(|message| message.content.size() + 160).sum();
-        (records + self.messages.len(), bytes + messages)
+        let messages = &self.messages.messages;
+        let message_bytes: usize = messages.iter().map(|it| it.content.size() + 160).sum();
+        (records + messages.len(), bytes + message_bytes)
     }
 
     /// Writes every row that changed since the previous snapshot. A key appears once: a write wins
@@ -55,11 +57,12 @@ impl Snapshot {
     pub fn write(mut self, sink: &mut dyn RowSink) {
         let mut deletes = self.records.deletes(self.seed);
         self.records.write(sink, &mut deletes);
-        let mut messages = std::mem::take(&mut self.messages);
+        self.groups.point_deletes.iter().for_each(|group| deletes.add(group, u64::MAX));
+        let mut messages = std::mem::take(&mut self.messages.messages);
         let mut written: Vec<RowKey> = Vec::with_capacity(messages.len());
         let mut value = Vec::new();
-        for message in messages.drain(..) {
-            debug_assert!(message.row.is_some(), "a frozen message has its row");
+        for message in messages.drain() {
+            debug_assert!(message.row.is_some(), "a copied message has its row");
             let Some(row) = message.row else { continue };
             value.clear();
             encode_message(&message, &mut value);
@@ -72,7 +75,7 @@ impl Snapshot {
             written.push(row);
         }
         let _ = self.emptied.set(messages);
-        for group in &self.groups {
+        for group in self.groups.groups.iter() {
             value.clear();
             group.encode(&mut value);
             sink.put_point(&group.digest, u64::MAX, &value);
@@ -94,8 +97,9 @@ impl Snapshot {
     fn delete_rows(&self, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
         written.sort_unstable();
         debug_assert!(written.is_sorted_by(|a, b| a < b), "a row is written once");
-        let mut rows: Vec<RowKey> =
-            self.records.row_deletes().chain(&self.row_deletes).copied().collect();
+        let moved = self.messages.row_deletes.iter().chain(self.groups.row_deletes.iter());
+        let gone = self.records.row_deletes().chain(&self.row_deletes);
+        let mut rows: Vec<RowKey> = gone.chain(moved).copied().collect();
         rows.sort_unstable();
         rows.dedup();
         for row in &rows {
@@ -118,16 +122,12 @@ impl Machine {
         self.keys.step();
     }
 
-    /// Takes a snapshot of the current state. One at a time: `finish_checkpoint` comes before the
+    /// Takes a cut: the next checkpoint writes the state as it is now, however it changes until
+    /// [`Self::copy_changed`] has copied it. One at a time: `finish_checkpoint` comes before the
     /// next.
-    pub fn begin_checkpoint(&mut self) -> Snapshot {
-        assert!(
-            !self.is_in_checkpoint(),
-            "the last checkpoint is finished before the next snapshot"
-        );
+    pub fn begin_checkpoint(&mut self) {
+        assert!(!self.is_in_checkpoint(), "the last checkpoint is finished before the next cut");
         let mut row_deletes = Vec::new();
-        let messages = self.checkpoint_messages(&mut row_deletes);
-        let groups = self.checkpoint_groups(&mut row_deletes);
         let (mut rows, gone) = self.relays.begin_checkpoint();
         row_deletes.extend(gone);
         self.checkpoint_receives(&mut rows, &mut row_deletes);
@@ -149,64 +149,38 @@ impl Machine {
         }
         rows.push((RowKey::table(table::MACHINE), value));
         self.keys_expired = false;
-        assert!(self.dirty.is_empty() && self.dirty_groups.is_empty(), "every change is frozen");
-        assert!(self.receives.gone.is_empty(), "and so is what went");
+        assert!(self.receives.gone.is_empty(), "what went is deleted");
+        let emptied = std::mem::take(&mut self.emptied);
+        let emptied = Arc::into_inner(emptied).and_then(OnceLock::into_inner);
+        self.messages.begin_cut(emptied.unwrap_or_default());
+        self.groups.begin_cut();
+        debug_assert!(self.messages.changed() + self.groups.changed() == 0, "all that changed");
         let records = self.keys.begin_checkpoint();
         let emptied = Arc::clone(&self.emptied);
-        Snapshot { seed: self.keys.seed(), records, messages, emptied, groups, rows, row_deletes }
+        let (messages, groups) = Default::default();
+        let seed = self.keys.seed();
+        let snapshot = Snapshot { seed, records, messages, emptied, groups, rows, row_deletes };
+        self.snapshot = Some(Box::new(snapshot));
     }
 
-    fn checkpoint_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
-        let mut dirty = std::mem::take(&mut self.dirty);
-        let emptied = std::mem::take(&mut self.emptied);
-        let mut frozen =
-            Arc::into_inner(emptied).and_then(OnceLock::into_inner).unwrap_or_default();
-        frozen.reserve(dirty.len().min(self.messages.len()));
-        for (seq, slot) in dirty.drain(..) {
-            if self.messages.same(seq, slot).is_none_or(|message| !message.dirty) {
-                continue; // Ended since, or listed twice.
-            }
-            let message = self.messages.at_mut(slot);
-            message.dirty = false;
-            let row = RowKey::of(message);
-            if let Some(before) = message.row.replace(row).filter(|before| *before != row) {
-                row_deletes.push(before);
-            }
-            frozen.push(message.clone());
+    /// Looks at up to `most` more of the messages and groups that had changed when the checkpoint
+    /// began, and copies them. Returns the snapshot when nothing is left to copy.
+    pub fn copy_changed(&mut self, most: usize) -> Option<Snapshot> {
+        let looked = self.messages.copy_some(most);
+        let looked = looked + self.groups.copy_some(most - looked);
+        debug_assert!(looked <= most, "a step is bounded");
+        if looked == most {
+            return None; // Perhaps there are more.
         }
-        self.dirty = dirty;
-        frozen
+        let mut snapshot = *self.snapshot.take()?;
+        snapshot.messages = self.messages.end_cut();
+        snapshot.groups = self.groups.end_cut();
+        Some(snapshot)
     }
 
-    fn checkpoint_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {
-        let mut frozen = Vec::new();
-        let mut point_deletes = Vec::new();
-        for digest in std::mem::take(&mut self.dirty_groups) {
-            let Some(group) = self.groups.get_mut(&digest).filter(|group| group.dirty) else {
-                continue;
-            };
-            group.dirty = false;
-            if group.is_over() {
-                // In memory for the sake of a message that is dead or delayed; nothing to write.
-                if std::mem::take(&mut group.stored) {
-                    point_deletes.push(digest);
-                }
-                let lead_row = group.lead_row.take();
-                row_deletes.extend(lead_row.map(|seq| RowKey::lead(group.queue, seq, &digest)));
-                continue;
-            }
-            group.stored = true;
-            let before = std::mem::replace(&mut group.lead_row, group.lead);
-            if let Some(seq) = before.filter(|before| Some(*before) != group.lead) {
-                row_deletes.push(RowKey::lead(group.queue, seq, &digest));
-            }
-            frozen.push(group.clone_row());
-        }
-        for digest in point_deletes {
-            self.keys.trace(&digest);
-            self.keys.delete_point(&digest, u64::MAX);
-        }
-        frozen
+    /// Whether [`Self::copy_changed`] has to be called.
+    pub fn is_copying(&self) -> bool {
+        self.snapshot.is_some()
     }
 
     fn checkpoint_receives(
@@ -235,6 +209,7 @@ impl Machine {
 
     /// Ends the checkpoint: the rows of the snapshot are stored.
     pub fn finish_checkpoint(&mut self) {
+        assert!(!self.is_copying(), "what is not copied cannot be stored");
         self.keys.finish_checkpoint();
     }
 

@@ -61,7 +61,7 @@ impl Machine {
             }
             let message = messages.same(seq, slot).filter(|message| message.place() == place);
             let Some(message) = message else { return Fate::Stale };
-            match (message.dirty, message.row.is_some()) {
+            match (message.is_changed(), message.row.is_some()) {
                 (_, false) => return Fate::New,
                 (true, true) => return Fate::Stays,
                 (false, true) => {}
@@ -149,7 +149,7 @@ impl Machine {
             let message =
                 messages.same(seq, slot).filter(|message| message.place() == Place::Ready);
             let Some(message) = message else { return Fate::Stale };
-            match (message.dirty, message.row.is_some()) {
+            match (message.is_changed(), message.row.is_some()) {
                 (_, false) => Fate::New,
                 (true, true) => Fate::Stays,
                 (false, true) => {
@@ -185,7 +185,7 @@ impl Machine {
     pub fn evictable_bytes(&self) -> usize {
         let messages = self.messages.iter().filter(|(_, message)| {
             let is_due = message.deadline().is_some_and(|deadline| deadline <= self.now);
-            !message.dirty && message.row.is_some() && !is_due
+            !message.is_changed() && message.row.is_some() && !is_due
         });
         let groups = self.queues.iter().flat_map(|queue| &queue.groups);
         let groups = groups.filter_map(|digest| self.groups.get(digest));

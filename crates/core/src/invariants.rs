@@ -10,7 +10,6 @@ use crate::machine::Machine;
 use crate::message::{Message, Slot, State};
 use crate::outcome::Place;
 use crate::queue::Queue;
-use crate::row::RowKey;
 
 impl Machine {
     /// Panics if two parts of the state disagree.
@@ -48,11 +47,7 @@ impl Machine {
         assert!(!self.keys.is_written(digest), "a living key has no record: {message:?}");
         assert!(message.seq < self.next_seq, "numbers are given once");
         assert!(self.queues.get(message.queue).is_some(), "a message has its queue");
-        if message.dirty {
-            assert!(self.dirty.contains(&(message.seq, slot)), "what changed is listed");
-        } else {
-            assert_eq!(message.row, Some(RowKey::of(message)), "what did not is in its row");
-        }
+        self.messages.check_changed(slot, message);
         if let Some(lease) = message.lease() {
             assert!(lease.fence < self.next_fence(), "fences grow");
             assert!(message.attempts > 0, "a lease is an attempt");
@@ -150,9 +145,7 @@ impl Machine {
             if group.members.gap().is_none() {
                 assert_eq!(ready, group.ready, "all that are ready are in memory: {group:?}");
             }
-            if group.dirty {
-                assert!(self.dirty_groups.contains(digest), "a changed group is listed");
-            }
+            self.groups.check_changed(group);
             open.extend(group.lead.map(|lead| (lead, *digest)));
         }
         assert_eq!(open, queue.open, "deliverable groups are listed under their lead");

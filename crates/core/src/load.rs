@@ -516,7 +516,11 @@ impl Machine {
     fn need_purge(&self, queue: &Queue, needs: &mut Vec<Need>) {
         if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
             // No more than the next step removes; the rest would be evicted meanwhile.
-            let limit = self.bounds.job_step - purge::victims(self, queue).len();
+            let victims = purge::victims(self, queue);
+            if purge::are_all(queue, &victims) {
+                return;
+            }
+            let limit = self.bounds.job_step - victims.len();
             let to = RowKey::message_prefix(queue.id).after_prefix();
             let of = RangeOf::Purge(queue.id);
             if limit > 0 {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::Emptied;
+use crate::checkpoint::{Emptied, Snapshot};
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -49,18 +49,17 @@ pub struct Machine {
     pub(crate) receives: Receives,
     /// Leases of all queues whose messages are only in the rows, by message.
     pub(crate) leases_away: BTreeMap<Seq, Fence>,
-    /// Messages and groups that changed since the last checkpoint was frozen.
-    pub(crate) dirty: Vec<(Seq, Slot)>,
+    /// The checkpoint that is being copied.
+    pub(crate) snapshot: Option<Box<Snapshot>>,
     /// The list of messages of the last checkpoint, for reuse.
     pub(crate) emptied: Emptied,
-    pub(crate) dirty_groups: Vec<Digest>,
     /// Groups created for a look-up that may turn out to be empty.
     pub(crate) asked: Vec<Digest>,
     /// How far rows were read for browse pages that were not read to the end.
     pub(crate) browsed: Vec<(RowKey, Seq)>,
     /// No timer is due earlier.
     pub(crate) next_due: Time,
-    /// Keys were forgotten by time since the last checkpoint was frozen.
+    /// Keys were forgotten by time since the last cut.
     pub(crate) keys_expired: bool,
     /// The store only has room for settles.
     store_full: bool,
@@ -316,9 +315,8 @@ impl Machine {
             relays: Relays::default(),
             receives: Receives::default(),
             leases_away: BTreeMap::new(),
-            dirty: Vec::new(),
+            snapshot: None,
             emptied: Emptied::default(),
-            dirty_groups: Vec::new(),
             asked: Vec::new(),
             browsed: Vec::new(),
             next_due: Time::NEVER,
@@ -521,9 +519,9 @@ impl Machine {
             lease_bytes: self.leases_away.len() * AWAY_BYTES,
             receives: self.receives.len(),
             receive_bytes: self.receives.bytes(),
-            unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
+            unwritten_bytes: self.keys.footprint() + self.messages.changed() * 16,
             frozen_bytes: self.keys.checkpoint_footprint(),
-            changed: self.dirty.len() + self.dirty_groups.len(),
+            changed: self.messages.changed() + self.groups.changed(),
             keys_expired: self.keys_expired,
         }
     }

@@ -7,9 +7,11 @@ use bytes::Bytes;
 
 use crate::command::LeaseName;
 use crate::content::Content;
+use crate::cut::{Cuts, Mark};
 use crate::decision::QueueId;
 use crate::ids::{Fence, MessageId, Seq, Time};
 use crate::key::{Digest, Fingerprint};
+use crate::list::List;
 use crate::outcome::Place;
 use crate::record::{Event, remember};
 use crate::row::RowKey;
@@ -36,9 +38,9 @@ pub(crate) struct Message {
     pub(crate) claim: bool,
     /// Fields that most messages never need.
     pub(crate) extra: Option<Box<Extra>>,
-    /// Changed since the last checkpoint was frozen.
-    pub(crate) dirty: bool,
-    /// Where its row is, in the checkpoint that was frozen last.
+    /// Whether it changed and a checkpoint must write it.
+    pub(crate) changed: Mark,
+    /// Where its row is, in the last cut that it was copied for.
     pub(crate) row: Option<RowKey>,
     pub(crate) links: Links,
 }
@@ -176,6 +178,11 @@ impl Message {
         LeaseName { digest: self.digest, seq: self.seq, fence }
     }
 
+    /// Whether it changed since it was copied for a checkpoint.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed.is_set()
+    }
+
     /// When its present state ends by itself.
     pub(crate) fn deadline(&self) -> Option<Time> {
         match &self.state {
@@ -223,6 +230,8 @@ impl Message {
 }
 
 /// Messages by slot. A freed slot is used again.
+///
+/// What belongs to a [cut](crate::cut) is copied here before it changes or goes, whoever does it.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     /// In chunks of equal size: growing moves nothing.
@@ -230,6 +239,14 @@ pub(crate) struct Messages {
     free: Vec<Slot>,
     used: u32,
     bytes: usize,
+    cuts: Cuts<(Seq, Slot), Copied>,
+}
+
+/// The messages of a cut, and the rows that they had under other names.
+#[derive(Debug, Default)]
+pub(crate) struct Copied {
+    pub(crate) messages: List<Message>,
+    pub(crate) row_deletes: List<RowKey>,
 }
 
 const PIECE: usize = 1_024;
@@ -239,7 +256,7 @@ impl Messages {
         message.count();
         self.bytes += message.footprint();
         if let Some(slot) = self.free.pop() {
-            let place = self.slot_mut(slot);
+            let place = slot_in(&mut self.slots, slot);
             debug_assert!(matches!(place, Some(None)), "a free slot is empty");
             if let Some(place) = place {
                 *place = Some(message);
@@ -265,14 +282,9 @@ impl Messages {
         self.slots.get(at / PIECE)?.get(at % PIECE)
     }
 
-    #[inline]
-    fn slot_mut(&mut self, slot: Slot) -> Option<&mut Option<Message>> {
-        let at = slot.0 as usize;
-        self.slots.get_mut(at / PIECE)?.get_mut(at % PIECE)
-    }
-
     pub(crate) fn remove(&mut self, slot: Slot) -> Message {
-        let message = self.slot_mut(slot).and_then(Option::take);
+        self.copy(slot);
+        let message = slot_in(&mut self.slots, slot).and_then(Option::take);
         let Some(message) = message else { gone(slot) };
         debug_assert!(self.bytes >= message.footprint(), "what leaves was counted");
         self.bytes -= message.footprint();
@@ -291,7 +303,8 @@ impl Messages {
 
     #[inline]
     pub(crate) fn at_mut(&mut self, slot: Slot) -> &mut Message {
-        match self.slot_mut(slot) {
+        self.copy(slot);
+        match slot_in(&mut self.slots, slot) {
             Some(Some(message)) => message,
             _ => gone(slot),
         }
@@ -334,6 +347,68 @@ impl Messages {
         self.bytes = self.bytes - before + after;
     }
 
+    /// Lists the message among those that the next checkpoint must write.
+    pub(crate) fn list_changed(&mut self, slot: Slot) {
+        self.copy(slot);
+        if let Some(Some(message)) = slot_in(&mut self.slots, slot) {
+            self.cuts.list(&mut message.changed, (message.seq, slot));
+        }
+    }
+
+    /// How many were listed since the last cut.
+    pub(crate) fn changed(&self) -> usize {
+        self.cuts.changed()
+    }
+
+    /// A cut: [`Self::copy_some`] copies what has changed by now. `messages` is an empty list.
+    pub(crate) fn begin_cut(&mut self, messages: List<Message>) {
+        debug_assert_eq!(messages.len(), 0, "it would be written again");
+        self.cuts.begin(Copied { messages, row_deletes: List::default() });
+    }
+
+    /// Looks at `most` of those that the cut lists, and copies what was not copied yet. Returns how
+    /// many it looked at: fewer than `most` if there were no more.
+    pub(crate) fn copy_some(&mut self, most: usize) -> usize {
+        let mut looked = 0;
+        while looked < most
+            && let Some((seq, slot)) = self.cuts.next_listed()
+        {
+            looked += 1;
+            if self.same(seq, slot).is_some() {
+                self.copy(slot);
+            }
+        }
+        looked
+    }
+
+    /// The messages of the cut, all of which were looked at.
+    pub(crate) fn end_cut(&mut self) -> Copied {
+        self.cuts.end()
+    }
+
+    /// Copies a message that belongs to the cut, unless that was done.
+    #[inline]
+    fn copy(&mut self, slot: Slot) {
+        if !self.cuts.is_copying() {
+            return;
+        }
+        let Some(Some(message)) = slot_in(&mut self.slots, slot) else { return };
+        let Some(copied) = self.cuts.copies_for(&mut message.changed) else { return };
+        let row = RowKey::of(message);
+        if let Some(before) = message.row.replace(row).filter(|before| *before != row) {
+            copied.row_deletes.push(before);
+        }
+        copied.messages.push(message.clone());
+    }
+
+    /// Panics if a change of the message would not be written.
+    pub(crate) fn check_changed(&self, slot: Slot, message: &Message) {
+        self.cuts.check(message.changed, (message.seq, slot));
+        if !message.is_changed() {
+            assert_eq!(message.row, Some(RowKey::of(message)), "what did not change is in its row");
+        }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -347,6 +422,12 @@ impl Messages {
         let slots = self.slots.iter().flatten().enumerate();
         slots.filter_map(|(slot, message)| Some((Slot(slot as u32), message.as_ref()?)))
     }
+}
+
+#[inline]
+fn slot_in(slots: &mut [Vec<Option<Message>>], slot: Slot) -> Option<&mut Option<Message>> {
+    let at = slot.0 as usize;
+    slots.get_mut(at / PIECE)?.get_mut(at % PIECE)
 }
 
 #[cold]

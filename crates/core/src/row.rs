@@ -14,6 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::codec::{BadBytes, Reader, Write};
+use crate::cut::Mark;
 use crate::decision::QueueId;
 use crate::decision::bytes_of::{
     decode_content, decode_digest, decode_end, decode_fingerprint, encode_content, encode_end,
@@ -304,7 +305,7 @@ pub(crate) fn decode_message(row: RowKey, bytes: &[u8]) -> Result<Message, BadBy
         group,
         claim: flags & 1 != 0,
         extra,
-        dirty: false,
+        changed: Mark::default(),
         row: Some(row),
         links: Links { before: Slot::NONE, after: Slot::NONE },
     })

@@ -53,7 +53,7 @@ impl Machine {
         self.count_place(slot, true);
         self.index(slot);
         self.touch(slot);
-        debug_assert!(self.messages.at(slot).dirty, "the next checkpoint writes it");
+        debug_assert!(self.messages.at(slot).is_changed(), "the next checkpoint writes it");
         slot
     }
 
@@ -114,7 +114,10 @@ impl Machine {
         self.count_place(slot, true);
         self.index(slot);
         self.touch(slot);
-        debug_assert!(self.messages.at(slot).dirty, "a move is written by the next checkpoint");
+        debug_assert!(
+            self.messages.at(slot).is_changed(),
+            "a move is written by the next checkpoint"
+        );
     }
 
     /// Removes a message from its place and from memory, and writes the key's record.
@@ -158,11 +161,7 @@ impl Machine {
     /// Notes that the next checkpoint must write the message.
     pub(crate) fn touch(&mut self, slot: Slot) {
         self.messages.recount(slot);
-        let message = self.messages.at_mut(slot);
-        if !message.dirty {
-            message.dirty = true;
-            self.dirty.push((message.seq, slot));
-        }
+        self.messages.list_changed(slot);
     }
 
     /// Updates the queue's count of the message's place, and its group's counts.
@@ -289,12 +288,7 @@ impl Machine {
 
     /// The group changed: its row must be written again.
     fn regroup_later(&mut self, digest: &Digest) {
-        if let Some(group) = self.groups.get_mut(digest)
-            && !group.dirty
-        {
-            group.dirty = true;
-            self.dirty_groups.push(*digest);
-        }
+        self.groups.list_changed(digest);
     }
 
     /// Lists the group in its queue under its lead if it is deliverable. Drops it if nothing

@@ -26,6 +26,7 @@ mod rules {
     mod script;
     mod settles;
     mod speak;
+    mod steps;
     mod time;
     mod words;
 }

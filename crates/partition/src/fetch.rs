@@ -22,6 +22,8 @@ pub(crate) struct Fetch {
     rows_passed: usize,
     /// What the jobs of this tick have read.
     job_bytes: usize,
+    /// What deleted rows at the heads of queues counted for since `start`.
+    deleted_bytes: usize,
     /// Bytes read since `start`; below, the limit.
     bytes: usize,
     bytes_max: usize,
@@ -29,6 +31,10 @@ pub(crate) struct Fetch {
 
 /// An empty range counts as this much, so that with many jobs no tick reads all of theirs.
 const RANGE_BYTES_MIN: usize = 4_096;
+
+/// A deleted row that a range read passes over counts as this much: there may be millions in a row,
+/// and nobody should wait for all of them at once.
+const DELETED_BYTES: usize = 128;
 
 /// This many bytes of a skipped row count as another row.
 const PASSED_BYTES: usize = 4_096;
@@ -49,6 +55,7 @@ impl Fetch {
     /// Starts counting what is read.
     pub(crate) fn start(&mut self) {
         self.bytes = 0;
+        self.deleted_bytes = 0;
     }
 
     /// Bytes read since `start`.
@@ -93,10 +100,10 @@ impl Fetch {
                 // What was loaded may lead to the next range, or to the group of a body that a
                 // record kept; all keys were fetched before.
                 ask(machine, &mut self.more);
-                let read = &self.read;
-                let is_over = self.job_bytes >= self.range_bytes;
+                let (read, jobs, heads) = (&self.read, self.is_over(true), self.is_over(false));
                 self.more.retain(|need| match need {
-                    Need::Range(range) if is_over && is_job(&range.of) => false,
+                    Need::Range(range) if jobs && is_job(&range.of) => false,
+                    Need::Range(range) if heads && is_head(&range.of) => false,
                     // A job goes on with the next batch: all at once, it would bring a whole
                     // queue into memory.
                     Need::Range(range) if is_in_steps(&range.of) => {
@@ -110,6 +117,11 @@ impl Fetch {
             std::mem::swap(&mut self.needs, &mut self.more);
         }
         Err(Error::Endless)
+    }
+
+    /// Whether jobs, or else the heads of queues, have read enough for one batch.
+    fn is_over(&self, jobs: bool) -> bool {
+        (if jobs { self.job_bytes } else { self.deleted_bytes }) >= self.range_bytes
     }
 
     fn fetch_points(
@@ -176,6 +188,7 @@ impl Fetch {
             let more = &mut self.more;
             let to = neighbours_end(from, wanted.clone(), self.rows_passed);
             store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
+                let Some(value) = value else { return true }; // As few as there are names between.
                 while wanted.next_if(|row| row.as_slice() < key).is_some() {} // Not there.
                 if wanted.next_if(|row| row.as_slice() == key).is_some() {
                     passed = 0;
@@ -207,28 +220,28 @@ impl Fetch {
         for need in &self.needs {
             let Need::Range(range) = need else { continue };
             let Range { from, to, limit, of } = &**range;
-            let is_over = is_job(of) && self.job_bytes >= self.range_bytes;
+            let is_over = is_job(of) && self.is_over(true) || is_head(of) && self.is_over(false);
             if is_over || self.bytes > self.bytes_max {
                 continue;
             }
             any = true;
             let more = &mut self.more;
             let mut failed = None;
-            let (mut rows, mut bytes) = (0, 0);
+            let (mut rows, mut bytes, mut deleted) = (0, 0, 0);
             let mut left_off = false;
             let mut last = Vec::new();
             if from < to {
                 store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
-                    if let Err(error) = machine.load_row(key, value, more) {
-                        failed = Some(error);
-                        return false;
+                    if let Some(value) = value {
+                        failed = machine.load_row(key, value, more).err();
+                        (rows, bytes) = (rows + 1, bytes + value.len());
+                    } else {
+                        (deleted, bytes) = (deleted + DELETED_BYTES, bytes + DELETED_BYTES);
                     }
-                    rows += 1;
-                    bytes += value.len();
                     last.clear();
                     last.extend_from_slice(key);
                     left_off = rows >= *limit || bytes >= self.range_bytes;
-                    !left_off
+                    !left_off && failed.is_none()
                 })?;
             }
             if let Some(error) = failed {
@@ -237,8 +250,10 @@ impl Fetch {
             self.bytes += bytes;
             if is_job(of) {
                 self.job_bytes += bytes.max(RANGE_BYTES_MIN);
+            } else if is_head(of) {
+                self.deleted_bytes += deleted;
             }
-            machine.loaded(need, (rows > 0).then_some(&*last), left_off);
+            machine.loaded(need, (!last.is_empty()).then_some(&*last), left_off);
             self.read.push(Range::clone(range));
         }
         Ok(any)
@@ -265,6 +280,12 @@ fn neighbours_end<'a>(
 /// Whether what the range is read for goes on with the next batch.
 fn is_in_steps(of: &RangeOf) -> bool {
     matches!(of, RangeOf::Purge(_) | RangeOf::Delayed(_))
+}
+
+/// Whether the range is read for a receive that goes on with the next batch: as long as there may
+/// be more in the rows it leaves, it wakes receivers again.
+fn is_head(of: &RangeOf) -> bool {
+    matches!(of, RangeOf::Ready(_) | RangeOf::Leads(_))
 }
 
 /// Whether the range is read for something that goes on with every tick.

@@ -1,6 +1,7 @@
 //! The partition itself: submit, poll, checkpoint.
 
 mod answers;
+mod checkpoint;
 mod commands;
 mod epoch;
 mod holding;
@@ -10,9 +11,8 @@ mod shortage;
 
 use std::collections::VecDeque;
 
-use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink};
-use hapax_core::{LOOK_AHEAD, Records, Stamp, Time};
-use hapax_store::{Checkpoint, Epoch, Lender, Question, Room, RowSet, Sequence, Store};
+use hapax_core::{BadBytes, Batch, Command, Effect, LOOK_AHEAD, Machine, Outcome, Stamp, Time};
+use hapax_store::{Epoch, Question, Room, Sequence, Store};
 
 use answers::Waiting;
 pub use commands::{Commands, SPENT_MAX};
@@ -343,6 +343,9 @@ impl<S: Store> Partition<S> {
 
     /// When to submit a batch even without commands.
     pub fn next_deadline(&self) -> Option<Time> {
+        if self.machine.is_copying() {
+            return Some(self.machine.now()); // Every batch copies more for the checkpoint.
+        }
         self.machine.next_deadline().into_iter().chain(self.relief_at(&self.machine.usage())).min()
     }
 
@@ -367,47 +370,7 @@ impl<S: Store> Partition<S> {
         &mut self.store
     }
 
-    /// Begins a checkpoint now, unless one is in progress.
-    pub fn checkpoint(&mut self) -> Result<(), Error> {
-        self.unless_stopped(Self::cut)
-    }
-
-    fn cut(&mut self) -> Result<(), Error> {
-        if self.cutting.is_some() {
-            return Ok(());
-        }
-        self.is_changed = false;
-        if self.store.checkpointed()? == self.appended {
-            let usage = self.machine.usage();
-            if usage.unwritten_bytes == 0 && !usage.keys_expired {
-                return Ok(()); // Nothing changed since the last one.
-            }
-            // Counted duplicates and expired keys are not decisions, but take memory and disk: an
-            // empty batch gives their checkpoint a position.
-            self.batch.begin(self.machine.now());
-            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
-            self.appended += 1;
-        }
-        let snapshot = self.machine.begin_checkpoint();
-        self.store.checkpoint(Checkpoint {
-            epoch: self.epoch,
-            through: self.appended,
-            at: self.machine.now().0,
-            rows: Box::new(move |rows| {
-                let (points, bytes) = snapshot.size();
-                rows.reserve(points, bytes);
-                snapshot.write(&mut Sink(rows));
-            }),
-        })?;
-        self.cutting = Some(self.appended);
-        self.cut_at = self.machine.now();
-        self.cut_head_bytes = self.machine.usage().head_bytes();
-        self.journal_bytes = 0;
-        self.journal_decisions = 0;
-        Ok(())
-    }
-
-    /// Whether a checkpoint is being written.
+    /// Whether a checkpoint is being copied or written.
     pub fn is_checkpointing(&self) -> bool {
         self.cutting.is_some()
     }
@@ -499,10 +462,12 @@ impl<S: Store> Partition<S> {
         Ok(())
     }
 
-    /// Finishes the checkpoint in progress, starts the next one when due, and evicts messages if
-    /// there are too many.
+    /// Continues or finishes the checkpoint in progress, starts the next one when due, and evicts
+    /// messages if there are too many.
     fn maintain(&mut self) -> Result<(), Error> {
-        if let Some(through) = self.cutting
+        if self.machine.is_copying() {
+            self.copy(self.copy_step())?;
+        } else if let Some(through) = self.cutting
             && self.store.checkpointed()? >= through
         {
             self.machine.finish_checkpoint();
@@ -523,6 +488,7 @@ impl<S: Store> Partition<S> {
                 // it; unless memory is full, for which everybody would wait.
                 if self.machine.may_begin_checkpoint() || self.is_memory_full(&usage) {
                     self.cut()?;
+                    self.copy(self.copy_step())?;
                 } else {
                     self.machine.tidy_up();
                 }
@@ -543,42 +509,4 @@ fn together<'a>(commands: impl Iterator<Item = &'a Command>, batch_bytes: usize)
         is_next
     });
     fit.count()
-}
-
-/// Passes the machine's rows to the store's row set.
-struct Sink<'a>(&'a mut RowSet);
-
-#[derive(Debug)]
-struct Lent(Records);
-
-impl Lender for Lent {
-    fn value(&self, place: u32) -> &[u8] {
-        self.0.value(place)
-    }
-}
-
-impl RowSink for Sink<'_> {
-    fn borrow_from(&mut self, records: Records) {
-        self.0.borrow_from(Box::new(Lent(records)));
-    }
-
-    fn put_record(&mut self, digest: &Digest, drop_at: u64, place: u32) {
-        self.0.put_lent(digest.0, drop_at, place);
-    }
-
-    fn put_point(&mut self, digest: &Digest, drop_at: u64, value: &[u8]) {
-        self.0.put_point(digest.0, drop_at, value);
-    }
-
-    fn delete_point(&mut self, digest: &Digest, drop_at: u64) {
-        self.0.delete_point(digest.0, drop_at);
-    }
-
-    fn put_row(&mut self, key: &RowKey, value: &[u8]) {
-        self.0.put_ordered(key.as_slice(), value);
-    }
-
-    fn delete_row(&mut self, key: &RowKey) {
-        self.0.delete_ordered(key.as_slice());
-    }
 }

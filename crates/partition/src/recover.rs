@@ -106,7 +106,7 @@ fn load(
     for (from, to) in ranges {
         let mut failed = None;
         store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
-            failed = machine.boot(key, value).err();
+            failed = value.and_then(|value| machine.boot(key, value).err());
             failed.is_none()
         })?;
         if let Some(error) = failed {

@@ -8,7 +8,8 @@ use hapax_store::archive::Archive;
 use hapax_store::joined::Joined;
 use hapax_store::journal::Wake;
 use hapax_store::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store, archive,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+    archive,
 };
 use uuid::Uuid;
 
@@ -195,12 +196,7 @@ impl Store for PostgresStore {
         self.joined()?.get_many(keys, found)
     }
 
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         self.joined()?.scan(from, to, each)
     }
 

@@ -69,8 +69,8 @@ fn a_reply_lost_at_any_statement_changes_nothing() {
         let again = store.claim().unwrap();
         assert_eq!((again.through, again.last, again.closed), (1, 3, true), "reply {lost}");
         let mut rows = Vec::new();
-        let each = &mut |key: &[u8], value: &[u8]| {
-            rows.push((key.to_vec(), value.to_vec()));
+        let each = &mut |key: &[u8], value: Option<&[u8]>| {
+            rows.extend(value.map(|value| (key.to_vec(), value.to_vec())));
             true
         };
         store.scan(b"", b"z", each).unwrap();

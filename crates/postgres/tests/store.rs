@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use hapax_postgres::{Database, Options, PostgresStore};
 use hapax_store::conformance::{self, Harness};
 use hapax_store::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
 };
 use hapax_testing::{PostgresServer, until};
 
@@ -55,12 +55,7 @@ impl Store for Watched {
     ) -> Result<(), Error> {
         self.of().get_many(keys, found)
     }
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         self.of().scan(from, to, each)
     }
     fn room(&mut self) -> Room {

@@ -302,7 +302,8 @@ impl Broker {
         self.change_recipe();
         let (bug, journal_takes) = (self.settings.bug, self.journal_takes);
         let asked = self.is_asked;
-        let faults = memory::Faults { held: true, asked, ..memory::Faults::default() };
+        let faults =
+            memory::Faults { held: true, asked, keeps_deleted: true, ..memory::Faults::default() };
         for (number, store) in self.stores.iter().enumerate() {
             store.set_faults(memory::Faults { batch_bytes_max: journal_takes, ..faults });
             let options = Options {

@@ -12,7 +12,7 @@ use hapax_store::disk::{self, DiskStore};
 use hapax_store::joined::Joined;
 use hapax_store::memory::MemoryStore;
 use hapax_store::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
 };
 
 /// A planted bug.
@@ -292,19 +292,14 @@ impl Store for SimStore {
         }
     }
 
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         let unfenced = self.is_unfenced();
         if self.bug == Some(Bug::LeasesCut) && is_later_lease(from) {
             return Ok(());
         }
         let mut left = if self.bug == Some(Bug::ScanCut) { SCAN_CUT } else { usize::MAX };
-        let mut cut = |key: &[u8], value: &[u8]| {
-            left -= 1;
+        let mut cut = |key: &[u8], value: Option<&[u8]>| {
+            left -= usize::from(value.is_some());
             each(key, value) && left > 0
         };
         let each = &mut cut;

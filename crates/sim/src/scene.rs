@@ -129,6 +129,7 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
         range_bytes: range * 256,
         rows_passed: range,
         evict_step: evict,
+        copy_step: evict,
         ..Options::default()
     }
 }

@@ -137,6 +137,7 @@ impl World {
                     held: true,
                     asked: true,
                     unaware: true,
+                    keeps_deleted: true,
                     ..memory::Faults::default()
                 });
                 let (another, shared) = (store.another(), Arc::clone(shared));

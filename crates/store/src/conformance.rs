@@ -137,7 +137,7 @@ impl Owner {
     fn scan(&mut self, from: &[u8], to: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut rows = Vec::new();
         let scanned = self.store.scan(from, to, &mut |key, value| {
-            rows.push((key.to_vec(), value.to_vec()));
+            rows.extend(value.map(|value| (key.to_vec(), value.to_vec())));
             true
         });
         scanned.expect("scans");

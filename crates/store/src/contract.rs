@@ -90,6 +90,10 @@ impl std::fmt::Debug for Checkpoint {
 /// Receives the batches that [`Store::read`] finds; `false` or an error ends the reading.
 pub type EachBatch<'a> = &'a mut dyn FnMut(Sequence, &[u8]) -> Result<bool, Error>;
 
+/// Receives the key and the value of each row that [`Store::scan`] finds, or no value if the row is
+/// deleted; `false` ends the scan.
+pub type EachRow<'a> = &'a mut dyn FnMut(&[u8], Option<&[u8]>) -> bool;
+
 /// Stores the data of one partition.
 ///
 /// `append`, `confirm` and `checkpoint` start work and return; `durable`, `confirmed` and
@@ -158,13 +162,9 @@ pub trait Store: Send {
     ) -> Result<(), Error>;
 
     /// Visits the ordered rows with `from <= key < to` in ascending order, until `each` returns
-    /// false.
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error>;
+    /// false. A deleted row that the store passes over MAY be shown, without a value, and MUST be
+    /// shown if there can be many in a row: a caller that must not wait long stops there.
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error>;
 
     /// Whether there is room for new data.
     fn room(&mut self) -> Room;

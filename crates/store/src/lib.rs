@@ -23,7 +23,7 @@ mod stop;
 mod volume;
 
 pub use contract::{
-    Checkpoint, Claim, EachBatch, Epoch, Question, Room, Sequence, Shortage, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Question, Room, Sequence, Shortage, Store,
 };
 pub use error::{Corruption, Error, LogEnd};
 pub use os::{OsVolume, create_private_directory, disk_bytes};

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::journal::Wake;
 use crate::journal::limits;
 use crate::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, RowSet, Sequence,
-    Shortage, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, RowSet,
+    Sequence, Shortage, Store,
 };
 
 /// The faults to inject.
@@ -38,6 +38,8 @@ pub struct Faults {
     pub full: bool,
     /// The largest batch, if it differs from the journal's limit.
     pub batch_bytes_max: Option<usize>,
+    /// Rows that are deleted stay, and are shown without a value, as in an archive.
+    pub keeps_deleted: bool,
 }
 
 impl Faults {
@@ -75,7 +77,9 @@ struct State {
     last: Sequence,
     journal: BTreeMap<Sequence, Vec<u8>>,
     points: BTreeMap<(PointKey, u64), Vec<u8>>,
-    ordered: BTreeMap<Vec<u8>, Vec<u8>>,
+    ordered: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Rows that scans have shown.
+    shown: u64,
     checkpoint: Option<UnderWay>,
     /// The owner whose checkpoint the rows are of.
     rows_of: Epoch,
@@ -131,6 +135,11 @@ impl MemoryStore {
     /// Finishes a checkpoint whose batches are durable, without a sync.
     pub fn finish_checkpoint(&self) {
         self.state().finish_checkpoint();
+    }
+
+    /// How many rows scans have shown, deleted ones among them.
+    pub fn rows_shown(&self) -> u64 {
+        self.state().shown
     }
 
     /// Loses everything that is not durable and returns a new handle; the old ones fail.
@@ -290,7 +299,8 @@ impl State {
         for row in &rows.ordered {
             let key = rows.get(row.key).unwrap_or_default();
             match rows.get(row.value) {
-                Some(value) => self.ordered.insert(key.to_vec(), value.to_vec()),
+                Some(value) => self.ordered.insert(key.to_vec(), Some(value.to_vec())),
+                None if self.faults.keeps_deleted => self.ordered.insert(key.to_vec(), None),
                 None => self.ordered.remove(key),
             };
         }
@@ -429,17 +439,18 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
-        let (state, _) = self.owned_once(|state, held| state.rows_of > held)?;
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
+        let (mut state, _) = self.owned_once(|state, held| state.rows_of > held)?;
         if from < to {
             let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Excluded(to));
-            let rows = state.ordered.range::<[u8], _>(bounds);
-            let _ = rows.map_while(|(key, value)| each(key, value).then_some(())).count();
+            let mut shown = 0;
+            for (key, value) in state.ordered.range::<[u8], _>(bounds) {
+                shown += 1;
+                if !each(key, value.as_deref()) {
+                    break;
+                }
+            }
+            state.shown += shown;
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ fn check_ranges(archive: &hapax_store::archive::Archive, model: &Model, random: 
         let mut got = Vec::new();
         reader
             .scan(&from, &to, &mut |key, value| {
-                got.push((key.to_vec(), value.to_vec()));
+                got.extend(value.map(|value| (key.to_vec(), value.to_vec())));
                 got.len() < limit
             })
             .expect("a scan");

@@ -130,7 +130,7 @@ fn backups_during_appends_checkpoints_and_recycling_are_consistent() {
             restored
                 .store
                 .scan(b"", b"\xff", &mut |_, value| {
-                    rows = u64::from_le_bytes(value.try_into().unwrap());
+                    rows = u64::from_le_bytes(value.unwrap().try_into().unwrap());
                     true
                 })
                 .unwrap();

@@ -56,7 +56,7 @@ fn read_all(disk: &Disk) -> Result<u64, Error> {
     let mut number = 0_u64;
     store.store.scan(b"", &[0xff; 9], &mut |key, value| {
         assert_eq!(key, number.to_be_bytes());
-        assert_eq!(value, blake3::hash(&number.to_le_bytes()).as_bytes());
+        assert_eq!(value.unwrap(), blake3::hash(&number.to_le_bytes()).as_bytes());
         number += 1;
         true
     })?;

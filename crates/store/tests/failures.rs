@@ -389,7 +389,7 @@ fn count_rows(store: &mut Stepped) -> u32 {
     store
         .store
         .scan(&[], &[0xff; 8], &mut |_, value| {
-            assert_eq!(value, VALUE);
+            assert_eq!(value, Some(VALUE.as_slice()));
             rows += 1;
             true
         })

@@ -46,7 +46,7 @@ fn check(store: &mut Stepped, told: &Written) -> Result<(), Error> {
     store.check_contents(store.claim.through + 1)?;
     let mut rows = BTreeMap::new();
     store.store.scan(b"", b"\xff", &mut |key, value| {
-        rows.insert(key.to_vec(), u64::from_le_bytes(value.try_into().unwrap()));
+        rows.insert(key.to_vec(), u64::from_le_bytes(value.unwrap().try_into().unwrap()));
         true
     })?;
     for number in store.claim.through.saturating_sub(15).max(1)..=store.claim.through {

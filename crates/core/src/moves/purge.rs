@@ -48,7 +48,8 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut
     }
     let victims = victims(machine, queue);
     *left = left.saturating_sub(victims.len().max(1));
-    let finished = victims.len() < machine.bounds.job_step && purge.cursor.is_none();
+    let is_read = victims.len() < machine.bounds.job_step && purge.cursor.is_none();
+    let finished = is_read || are_all(queue, &victims);
     if victims.is_empty() && !finished {
         return;
     }
@@ -61,19 +62,29 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut
     }
 }
 
+/// Whether these are all messages of the queue: there is nothing to read. The rows of a queue whose
+/// messages have all ended are deleted ones, perhaps millions.
+pub(crate) fn are_all(queue: &Queue, victims: &[Slot]) -> bool {
+    debug_assert!(victims.len() as u64 <= queue.stats.messages(), "every message is counted");
+    victims.len() as u64 == queue.stats.messages()
+}
+
 /// The messages in memory that the next step removes.
 pub(crate) fn victims(machine: &Machine, queue: &Queue) -> Vec<Slot> {
     let Some(Purge { below, delete, .. }) = queue.purge else { return Vec::new() };
     let messages = &machine.messages;
     let is_here = |seq, slot| messages.is_ready(seq, slot);
-    let single = queue.ready.waiting(is_here).map(|(_, slot)| slot);
+    let single = queue.ready.waiting_below(below, is_here).map(|(_, slot)| slot);
     let members = queue.groups.iter().filter_map(|digest| machine.groups.get(digest));
-    let members = members.flat_map(|group| group.members.waiting(is_here).map(|(_, slot)| slot));
-    let shelves = queue.parked.from(0).chain(queue.dead.from(0)).map(|(_, slot)| slot);
+    let members = members.flat_map(|group| group.members.waiting_below(below, is_here));
+    let members = members.map(|(_, slot)| slot);
+    let is_below = move |entry: &(Seq, Slot)| entry.0 < below;
+    let parked = queue.parked.from(0).take_while(is_below);
+    let shelves = parked.chain(queue.dead.from(0).take_while(is_below)).map(|(_, slot)| slot);
     let leased = queue.leased.iter(messages).filter(|_| delete);
     single
         .chain(members)
-        .chain(queue.delayed.after(None))
+        .chain(queue.delayed.below(below))
         .chain(shelves)
         .chain(leased)
         .filter(|slot| messages.at(*slot).seq < below)

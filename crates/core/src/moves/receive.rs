@@ -64,9 +64,9 @@ fn deliveries(
         "only what is ready in this queue is handed out"
     );
     if taken.is_empty() {
-        if !out.decisions.is_empty() {
-            out.effects.push(wake(queue)); // Those in front died; there may be more behind.
-        }
+        // Those in front died, or the rows were not read to their end: there may be more behind.
+        let goes_on = !out.decisions.is_empty() || leaves_some && is_unread(queue);
+        out.effects.extend(goes_on.then(|| wake(queue)));
         return Ok(Vec::new());
     }
     let deadline = stamp.at.plus(lease_ms);
@@ -97,6 +97,12 @@ fn deliveries(
     // A waiter that was not woken because this one was is needed now.
     out.effects.extend(leaves_some.then(|| wake(queue)));
     Ok(deliveries)
+}
+
+/// Whether the rows were read in part, because many of them are of messages that ended. The end of
+/// a purge, which hides messages that were read, wakes by itself.
+fn is_unread(queue: &Queue) -> bool {
+    queue.purge.is_none() && (queue.ready.gap().is_some() || queue.leads.is_some())
 }
 
 fn check(receive: &Receive) -> Result<(), Invalid> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::command::Replay;
 use crate::content::{Content, Invalid};
+use crate::cut::Mark;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Stamp, Time};
 use crate::key::{Digest, Fingerprint};
@@ -106,7 +107,7 @@ pub(crate) fn apply(
         group,
         claim: false,
         extra: Some(Box::new(extra)),
-        dirty: false,
+        changed: Mark::default(),
         row: None,
         links: Links { before: Slot::NONE, after: Slot::NONE },
     });

@@ -3,6 +3,7 @@
 use crate::command::{Allowance, SendMessage};
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
+use crate::cut::Mark;
 use crate::decision::{Accepted, Decision, QueueId};
 use crate::ids::{MessageId, Stamp, Time};
 use crate::key::{self, Digest, Fingerprint};
@@ -383,7 +384,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         group,
         claim,
         extra,
-        dirty: false,
+        changed: Mark::default(),
         row: None,
         links: Links { before: Slot::NONE, after: Slot::NONE },
     });

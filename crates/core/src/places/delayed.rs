@@ -68,6 +68,11 @@ impl Delayed {
         self.due.range(from..).map(|(_, slot)| *slot)
     }
 
+    /// Messages with a number below this one.
+    pub(crate) fn below(&self, below: Seq) -> impl Iterator<Item = Slot> {
+        self.due.iter().filter(move |((_, seq), _)| *seq < below).map(|(_, slot)| *slot)
+    }
+
     /// Evicts messages, the latest first. Keeps the first `keep` and those that are due, which
     /// would be read again at once.
     pub(crate) fn evict(

@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use hashbrown::HashTable;
 
 use crate::codec::{BadBytes, Reader, Write};
+use crate::cut::{Cuts, Mark};
 use crate::decision::QueueId;
 use crate::ids::Seq;
 use crate::key::Digest;
+use crate::list::List;
 use crate::places::ready::Ready;
-use crate::row::point;
+use crate::row::{RowKey, point};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
@@ -32,8 +34,9 @@ pub(crate) struct Group {
     pub(crate) members: Ready,
     /// The number under which the queue lists it as deliverable.
     pub(crate) lead: Option<Seq>,
-    pub(crate) dirty: bool,
-    /// Whether it has a point in the rows.
+    /// Whether it changed and a checkpoint must write it.
+    changed: Mark,
+    /// Whether the rows may have a point of it. It leaves a trace when it goes.
     pub(crate) stored: bool,
     /// The number of its lead row, if it has one.
     pub(crate) lead_row: Option<Seq>,
@@ -50,7 +53,7 @@ impl Group {
             resident: 0,
             members: Ready::default(),
             lead: None,
-            dirty: false,
+            changed: Mark::default(),
             stored: false,
             lead_row: None,
         }
@@ -78,7 +81,7 @@ impl Group {
 
     /// Whether its rows have everything that memory has.
     pub(crate) fn is_evictable(&self) -> bool {
-        self.resident == 0 && self.stored && !self.dirty
+        self.resident == 0 && self.stored && !self.changed.is_set()
     }
 
     /// A copy for its row, without the members.
@@ -164,12 +167,41 @@ impl Leads {
 }
 
 /// Groups in memory, by digest.
+///
+/// What belongs to a [cut](crate::cut) is copied here before it changes, whoever changes it.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     table: HashTable<Group>,
     seed: u64,
     /// Dead members that block others, in all groups.
     pub(crate) holds: usize,
+    cuts: Cuts<Digest, Copied>,
+}
+
+/// The groups of a cut, as their rows show them, and what it deletes.
+#[derive(Debug, Default)]
+pub(crate) struct Copied {
+    pub(crate) groups: List<Group>,
+    pub(crate) row_deletes: List<RowKey>,
+    pub(crate) point_deletes: List<Digest>,
+}
+
+impl Copied {
+    fn add(&mut self, group: &mut Group) {
+        let lead = group.lead.filter(|_| !group.is_over());
+        let before = std::mem::replace(&mut group.lead_row, lead);
+        if let Some(seq) = before.filter(|before| Some(*before) != lead) {
+            self.row_deletes.push(RowKey::lead(group.queue, seq, &group.digest));
+        }
+        if !group.is_over() {
+            group.stored = true;
+            self.groups.push(group.clone_row());
+        } else if group.stored {
+            // In memory for the sake of a message that is dead or delayed. It stays `stored`: until
+            // the checkpoint is in the rows, a look-up would find its point there.
+            self.point_deletes.push(group.digest);
+        }
+    }
 }
 
 /// Estimated memory of a group, with its entries in its queue.
@@ -182,7 +214,7 @@ const HOLD_BYTES: usize = 16;
 
 impl Groups {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { table: HashTable::new(), seed, holds: 0 }
+        Self { seed, ..Self::default() }
     }
 
     pub(crate) fn get(&self, digest: &Digest) -> Option<&Group> {
@@ -190,7 +222,12 @@ impl Groups {
     }
 
     pub(crate) fn get_mut(&mut self, digest: &Digest) -> Option<&mut Group> {
-        self.table.find_mut(digest.spread(self.seed), |group| group.digest == *digest)
+        let hash = digest.spread(self.seed);
+        let group = self.table.find_mut(hash, |group| group.digest == *digest)?;
+        if let Some(copied) = self.cuts.copies_for(&mut group.changed) {
+            copied.add(group);
+        }
+        Some(group)
     }
 
     pub(crate) fn insert(&mut self, group: Group) {
@@ -202,6 +239,7 @@ impl Groups {
     }
 
     pub(crate) fn remove(&mut self, digest: &Digest) -> Option<Group> {
+        self.get_mut(digest)?; // Copies it, if it belongs to a cut.
         let hash = digest.spread(self.seed);
         let found = self.table.find_entry(hash, |group| group.digest == *digest).ok()?;
         let group = found.remove().0;
@@ -216,5 +254,49 @@ impl Groups {
 
     pub(crate) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Lists the group among those that the next checkpoint must write.
+    pub(crate) fn list_changed(&mut self, digest: &Digest) {
+        let hash = digest.spread(self.seed);
+        let group = self.table.find_mut(hash, |group| group.digest == *digest);
+        let Some(group) = group else { return };
+        if let Some(copied) = self.cuts.copies_for(&mut group.changed) {
+            copied.add(group);
+        }
+        self.cuts.list(&mut group.changed, *digest);
+    }
+
+    /// How many were listed since the last cut.
+    pub(crate) fn changed(&self) -> usize {
+        self.cuts.changed()
+    }
+
+    /// A cut: [`Self::copy_some`] copies what has changed by now.
+    pub(crate) fn begin_cut(&mut self) {
+        self.cuts.begin(Copied::default());
+    }
+
+    /// Looks at `most` of those that the cut lists, and copies what was not copied yet. Returns how
+    /// many it looked at: fewer than `most` if there were no more.
+    pub(crate) fn copy_some(&mut self, most: usize) -> usize {
+        let mut looked = 0;
+        while looked < most
+            && let Some(digest) = self.cuts.next_listed()
+        {
+            looked += 1;
+            self.get_mut(&digest);
+        }
+        looked
+    }
+
+    /// The groups of the cut, all of which were looked at.
+    pub(crate) fn end_cut(&mut self) -> Copied {
+        self.cuts.end()
+    }
+
+    /// Panics if a change of the group would not be written.
+    pub(crate) fn check_changed(&self, group: &Group) {
+        self.cuts.check(group.changed, group.digest);
     }
 }

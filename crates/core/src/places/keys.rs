@@ -23,7 +23,6 @@
 mod arena;
 mod generation;
 mod index;
-mod list;
 #[cfg(test)]
 mod tests;
 

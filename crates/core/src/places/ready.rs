@@ -130,6 +130,19 @@ impl Ready {
         self.merged(is_here).chain(tail.filter(move |(seq, slot)| is_here(*seq, *slot)))
     }
 
+    /// Like [`Self::waiting`], those with a number below this one: the younger are not looked at.
+    pub(crate) fn waiting_below<'a>(
+        &'a self,
+        below: Seq,
+        is_here: impl Fn(Seq, Slot) -> bool + Copy + 'a,
+    ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
+        let is_below = move |entry: &(Seq, Slot)| entry.0 < below;
+        let tail = self.tail.iter().map(|entry| (entry.seq, entry.slot)).take_while(is_below);
+        let tail = tail.filter(|(seq, _)| !self.returned.contains_key(seq));
+        let tail = tail.filter(move |(seq, slot)| is_here(*seq, *slot));
+        self.merged(is_here).take_while(is_below).chain(tail)
+    }
+
     pub(crate) fn gap(&self) -> Option<Gap> {
         self.gap
     }

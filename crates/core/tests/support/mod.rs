@@ -40,11 +40,19 @@ pub(crate) struct World {
     epoch: u32,
     journal: Vec<Vec<u8>>,
     rows: Rows,
-    /// What was frozen and is not in the rows yet.
-    under_way: Option<(Rows, usize, Time)>,
+    /// The checkpoint that is not in the rows yet.
+    under_way: Option<UnderWay>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) recipe: Recipe,
     bounds: Bounds,
+}
+
+/// A checkpoint from its cut on.
+struct UnderWay {
+    /// `None` until everything is copied.
+    rows: Option<Rows>,
+    batches: usize,
+    at: Time,
 }
 
 /// The rows of a store, obviously right.
@@ -140,6 +148,7 @@ impl World {
         if !batch.is_empty() {
             self.journal.push(batch.bytes().to_vec());
         }
+        self.copy_changed(1);
         outcomes
     }
 
@@ -189,20 +198,34 @@ impl World {
         self.finish_checkpoint();
     }
 
-    /// Cuts a checkpoint that is not in the rows yet.
+    /// Cuts a checkpoint that is not in the rows yet. Every batch that follows copies one message
+    /// or group of it, so that most of them change before they are copied.
     pub(crate) fn begin_checkpoint(&mut self) {
         if self.under_way.is_some() {
             return;
         }
-        let mut rows = Rows::default();
-        self.machine.begin_checkpoint().write(&mut rows);
-        self.under_way = Some((rows, self.journal.len(), self.machine.now()));
+        self.machine.begin_checkpoint();
+        let (batches, at) = (self.journal.len(), self.machine.now());
+        self.under_way = Some(UnderWay { rows: None, batches, at });
+    }
+
+    /// Copies some of the checkpoint under way.
+    pub(crate) fn copy_changed(&mut self, most: usize) {
+        let Some(under_way) = self.under_way.as_mut().filter(|it| it.rows.is_none()) else {
+            return;
+        };
+        if let Some(snapshot) = self.machine.copy_changed(most) {
+            let mut rows = Rows::default();
+            snapshot.write(&mut rows);
+            under_way.rows = Some(rows);
+        }
     }
 
     /// The checkpoint under way is in the rows now, and the journal before it is gone.
     pub(crate) fn finish_checkpoint(&mut self) {
-        let Some((rows, batches, at)) = self.under_way.take() else { return };
-        self.rows.take_in(rows);
+        self.copy_changed(usize::MAX);
+        let Some(UnderWay { rows, batches, at }) = self.under_way.take() else { return };
+        self.rows.take_in(rows.expect("everything is copied"));
         // Not by the time it is now: the journal behind the cut may need what is over since.
         self.rows.drop_buckets(at);
         self.journal.drain(..batches);

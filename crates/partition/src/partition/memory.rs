@@ -62,6 +62,13 @@ impl<S: Store> Partition<S> {
         records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
+    /// How much of a checkpoint is copied at once. All of it if memory is full: callers wait until
+    /// it is written.
+    pub(super) fn copy_step(&self) -> usize {
+        let is_full = self.is_memory_full(&self.machine.usage());
+        if is_full { usize::MAX } else { self.options.copy_step }
+    }
+
     /// How far memory has filled up since the checkpoint in progress began: from 0 to 1, at which
     /// callers that take much memory should wait for it. Beyond 1 is the reserve of
     /// [`Partition::reserve_bytes`], at whose end all callers wait. `None` without a checkpoint.

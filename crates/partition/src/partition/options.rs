@@ -42,6 +42,8 @@ pub struct Options {
     pub gather_bytes: usize,
     /// Messages evicted at once, so that callers do not wait long.
     pub evict_step: usize,
+    /// Changed messages and groups that are copied at once for a checkpoint. MUST NOT be zero.
+    pub copy_step: usize,
     /// The most memory for outcomes that wait to be polled and the rows read for them, plus one
     /// command; further commands are decided when they have been polled.
     pub answer_bytes: usize,
@@ -66,6 +68,7 @@ impl Default for Options {
             rows_passed: 64,
             gather_bytes: 8 * 1_024 * 1_024,
             evict_step: 4_096,
+            copy_step: 8_192,
             answer_bytes: 16 * 1_024 * 1_024,
         }
     }

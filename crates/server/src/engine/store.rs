@@ -12,7 +12,7 @@ use hapax_store::disk::{self, DiskStore};
 #[cfg(test)]
 use hapax_store::memory::MemoryStore;
 use hapax_store::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
 };
 
 /// The store of a partition.
@@ -155,12 +155,7 @@ impl Store for AnyStore {
         of_any!(self, store => store.get_many(keys, found))
     }
 
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         of_any!(self, store => store.scan(from, to, each))
     }
 

@@ -55,6 +55,9 @@ impl Run {
             }
             let refused = self.refused_sends();
             self.send_some(1)?;
+            // The checkpoint that time has made due is copied in steps.
+            self.tick_on()?;
+            self.settle()?;
             if self.refused_sends() > refused {
                 self.nothing_can_be_given_back(rows, sent as u64)?;
                 self.no_checkpoint_is_missing()?;

@@ -239,7 +239,7 @@ impl Rows {
         }
         let mut found = Vec::new();
         let result = store.scan(&from, &to, &mut |key, value| {
-            found.push((key.to_vec(), value.to_vec()));
+            found.extend(value.map(|value| (key.to_vec(), value.to_vec())));
             found.len() < count_max
         });
         result.map_err(|error| format!("scan: {error}"))?;

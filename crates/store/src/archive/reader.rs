@@ -9,7 +9,7 @@ use super::ordered;
 use super::points::{self, Found};
 use super::section::{Index, Section, prefix};
 use super::state::Shared;
-use crate::{Error, PointKey};
+use crate::{EachRow, Error, PointKey};
 
 /// Looks rows up in the newest committed view. Keeps its buffers between calls.
 #[derive(Debug)]
@@ -59,13 +59,8 @@ impl Reader {
     }
 
     /// Visits the ordered rows with `from <= key < to` in ascending order, until `each` returns
-    /// false.
-    pub fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    /// false. Deleted rows have no value.
+    pub fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         if from >= to {
             return Ok(());
         }
@@ -84,9 +79,7 @@ impl Reader {
             if best.key() >= to {
                 break;
             }
-            if let Some(value) = best.value()
-                && !each(best.key(), value)
-            {
+            if !each(best.key(), best.value()) {
                 break;
             }
             key.clear();

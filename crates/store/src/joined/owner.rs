@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::{Joined, Shared, lock};
 use crate::log::Log;
 use crate::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+    Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
 };
 
 /// How far the epochs of a copy are raised above those it was copied with, if the requested minimum
@@ -103,12 +103,7 @@ impl<L: Log> Store for Joined<L> {
         self.reader.get_many(keys, found).map_err(|error| self.shared.fail(error))
     }
 
-    fn scan(
-        &mut self,
-        from: &[u8],
-        to: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
+    fn scan(&mut self, from: &[u8], to: &[u8], each: EachRow<'_>) -> Result<(), Error> {
         self.shared.log.stop().check()?;
         self.reader.scan(from, to, each).map_err(|error| self.shared.fail(error))
     }

@@ -396,7 +396,7 @@ pub(crate) fn contents(archive: &Archive, keys: &[PointKey]) -> Result<Rows, Err
     })?;
     let mut ordered = BTreeMap::new();
     reader.scan(&[], &[0xff; 300], &mut |key, value| {
-        ordered.insert(key.to_vec(), value.to_vec());
+        ordered.extend(value.map(|value| (key.to_vec(), value.to_vec())));
         true
     })?;
     Ok((points, ordered))

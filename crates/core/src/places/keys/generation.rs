@@ -8,9 +8,9 @@ use hashbrown::HashTable;
 
 use crate::ids::Time;
 use crate::key::Digest;
+use crate::list::List;
 use crate::places::keys::arena::Arena;
 use crate::places::keys::index::Kind;
-use crate::places::keys::list::List;
 use crate::record::{self, KeyRecord};
 use crate::row::{RowKey, RowSink, point};
 
@@ -197,13 +197,10 @@ impl Generation {
 
     /// The points to delete, unless they are written.
     pub(crate) fn deletes(&self, seed: u64) -> Deletes {
-        let mut points = HashTable::with_capacity(self.point_deletes.len());
-        for point in self.point_deletes.iter() {
-            let hash = point.0.spread(seed);
-            let entry = points.entry(hash, |known| known == point, |known| spread(known, seed));
-            entry.or_insert(*point);
-        }
-        Deletes { seed, points }
+        let points = HashTable::with_capacity(self.point_deletes.len());
+        let mut deletes = Deletes { seed, points };
+        self.point_deletes.iter().for_each(|(digest, drop_at)| deletes.add(digest, *drop_at));
+        deletes
     }
 
     pub(crate) fn row_deletes(&self) -> impl Iterator<Item = &RowKey> {
@@ -223,6 +220,13 @@ pub(crate) struct Deletes {
 }
 
 impl Deletes {
+    pub(crate) fn add(&mut self, digest: &Digest, drop_at: u64) {
+        let (seed, point) = (self.seed, (*digest, drop_at));
+        let hash = spread(&point, seed);
+        let entry = self.points.entry(hash, |known| *known == point, |known| spread(known, seed));
+        entry.or_insert(point);
+    }
+
     /// Removes a point that is written: a write wins over a delete.
     #[inline]
     pub(crate) fn except(&mut self, digest: &Digest, drop_at: u64) {

@@ -1,7 +1,7 @@
 //! A list in chunks of equal size: growing moves nothing, and clearing keeps the memory.
 
 #[derive(Debug)]
-pub(super) struct List<T> {
+pub(crate) struct List<T> {
     /// All chunks before the last item's are full.
     pieces: Vec<Vec<T>>,
     len: usize,
@@ -17,7 +17,7 @@ impl<T> Default for List<T> {
 }
 
 impl<T> List<T> {
-    pub(super) fn push(&mut self, item: T) {
+    pub(crate) fn push(&mut self, item: T) {
         let number = self.len / PIECE;
         if number == self.pieces.len() {
             self.pieces.push(Vec::with_capacity(PIECE));
@@ -30,16 +30,26 @@ impl<T> List<T> {
         debug_assert!(self.pieces.get(number).is_some_and(|piece| piece.len() <= PIECE));
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.pieces.iter().flatten()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
+    pub(crate) fn get(&self, place: usize) -> Option<&T> {
+        self.pieces.get(place / PIECE)?.get(place % PIECE)
+    }
+
+    /// Takes all items out, keeping all memory.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.len = 0;
+        self.pieces.iter_mut().flat_map(|piece| piece.drain(..))
+    }
+
     /// Drops all items, keeping memory for `items`.
-    pub(super) fn clear(&mut self, items: usize) {
+    pub(crate) fn clear(&mut self, items: usize) {
         self.pieces.truncate(items.div_ceil(PIECE));
         self.pieces.iter_mut().for_each(Vec::clear);
         self.len = 0;
@@ -57,6 +67,11 @@ mod tests {
             (0..most).for_each(|item| list.push(item));
             assert!(list.iter().copied().eq(0..most));
             assert_eq!(list.len(), most);
+            assert!((0..most).all(|place| list.get(place) == Some(&place)));
+            assert_eq!(list.get(most), None);
+            if most % 2 == 1 {
+                assert!(list.drain().eq(0..most) && list.len() == 0);
+            }
             list.clear(PIECE);
             assert!(list.len() == 0 && list.iter().next().is_none() && list.pieces.len() <= 1);
         }

@@ -1,0 +1,153 @@
+//! A checkpoint is copied in steps, and writes the state of its cut.
+
+use hapax_core::*;
+
+use crate::support::{World, recipe};
+
+fn name(queue: u64) -> QueueName {
+    QueueName::new("default", &format!("q{queue}")).unwrap()
+}
+
+fn configure(queue: u64) -> Command {
+    let config = match queue {
+        0 => Config { max_attempts: 2, ..Config::default() },
+        _ => Config {
+            order: Order::Group,
+            on_group_dead: OnGroupDead::Park,
+            max_attempts: 1,
+            ..Config::default()
+        },
+    };
+    Command::Configure(Box::new(Configure { queue: name(queue), config, if_version: None }))
+}
+
+fn send(queue: u64, key: u64, group: u64) -> Command {
+    let group = (queue > 0).then(|| format!("g{group}"));
+    let key = format!("k{key}");
+    let content = Content::builder(&key).group(group.as_deref()).build(b"body").unwrap();
+    Command::Send(SendMessage::new(&recipe(), name(queue), content))
+}
+
+fn receive(queue: u64, max: u32) -> Command {
+    Command::Receive(Receive {
+        queue: name(queue),
+        max,
+        lease_ms: Some(5_000),
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    })
+}
+
+/// Random numbers and the leases that are held, of a history that is the same however its
+/// checkpoints are copied.
+struct History {
+    random: u64,
+    held: Vec<LeaseName>,
+}
+
+impl History {
+    fn below(&mut self, most: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33) % most
+    }
+
+    fn step(&mut self, world: &mut World) {
+        let (queue, key, group) = (self.below(2), self.below(60), self.below(8));
+        let kind = self.below(40);
+        if kind >= 36 {
+            return world.wait(1_000 * kind);
+        }
+        let commands = match kind {
+            0 => vec![Command::Purge(Purge { queue: name(queue), keys: key % 2 == 0 })],
+            1 => vec![Command::Delete(name(queue)), configure(queue), send(queue, key, group)],
+            2 => vec![Command::Redrive(Redrive {
+                queue: name(queue),
+                id: format!("r{}", self.random).into(),
+                select: Select::All,
+                dry_run: false,
+                per_s: None,
+            })],
+            3..8 => vec![receive(queue, 1 + key as u32 % 4)],
+            8..20 if !self.held.is_empty() => {
+                let which = self.below(self.held.len() as u64) as usize;
+                let lease = self.held.swap_remove(which);
+                let error = "e".to_owned();
+                let verb = match kind {
+                    8..14 => Verb::Done { result: None, emits: Vec::new() },
+                    14..16 => Verb::Fail { error, delay_ms: Some(100), dead: false },
+                    16..18 => Verb::Fail { error, delay_ms: None, dead: true },
+                    _ => Verb::Release,
+                };
+                vec![Command::Settle(Settle { lease, verb })]
+            }
+            _ => vec![send(queue, key, group)],
+        };
+        for outcome in world.run_all(commands) {
+            if let Outcome::Received(deliveries) = outcome {
+                self.held.extend(deliveries.iter().map(|delivery| delivery.lease));
+            }
+        }
+    }
+}
+
+/// The rows after every checkpoint of a history that goes on while it is copied.
+fn rows(seed: u64, at_once: bool) -> Vec<String> {
+    let mut world = World::new();
+    world.run_all(vec![configure(0), configure(1)]);
+    let mut history = History { random: seed, held: Vec::new() };
+    let mut rows = Vec::new();
+    for round in 0..12 {
+        for _ in 0..history.below(40) {
+            history.step(&mut world);
+        }
+        world.begin_checkpoint();
+        if at_once {
+            world.copy_changed(usize::MAX);
+        }
+        for _ in 0..history.below(30) {
+            history.step(&mut world);
+        }
+        world.finish_checkpoint();
+        rows.push(world.rows().to_text());
+        match round % 3 {
+            0 => drop(world.evict()),
+            1 => world.crash(),
+            _ => {}
+        }
+    }
+    rows
+}
+
+#[test]
+fn d1_a_checkpoint_that_is_copied_in_steps_writes_the_state_of_its_cut() {
+    for seed in 0..80 {
+        let (whole, steps) = (rows(seed, true), rows(seed, false));
+        for (round, (whole, steps)) in whole.iter().zip(&steps).enumerate() {
+            assert!(whole == steps, "seed {seed}, checkpoint {round}:\n{whole}\n\n{steps}");
+        }
+    }
+}
+
+#[test]
+fn a_step_of_a_checkpoint_copies_no_more_than_it_may() {
+    const COUNT: u64 = 500;
+    let mut world = World::new();
+    world.run_all(vec![configure(0), configure(1)]);
+    let sends = (0..COUNT).flat_map(|key| [send(0, key, 0), send(1, key, key)]);
+    world.run_all(sends.collect());
+    assert_eq!(world.machine.usage().changed as u64, 3 * COUNT, "messages and groups");
+    world.machine.begin_checkpoint();
+    assert_eq!(world.machine.usage().changed, 0, "what changes now is the next one's");
+    let mut steps = 0;
+    let snapshot = loop {
+        steps += 1;
+        assert!(world.machine.is_copying() && world.machine.is_in_checkpoint());
+        if let Some(snapshot) = world.machine.copy_changed(10) {
+            break snapshot;
+        }
+    };
+    assert_eq!(steps, 3 * COUNT / 10 + 1, "ten at a time, and one look that there are no more");
+    assert_eq!(snapshot.size().0 as u64, 2 * COUNT, "every message is in it");
+    assert!(!world.machine.is_copying() && world.machine.is_in_checkpoint());
+}

@@ -1,0 +1,339 @@
+//! What one batch does is bounded, however many messages and rows there are: counted, not timed.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that fails should say where")]
+
+use hapax_core::{
+    Answer, Browse, Command, Config, Configure, Content, Delivery, Effect, LeaseName, Outcome,
+    Place, Purge, QueueName, Receive, Recipe, Redrive, Select, SendMessage, Settle, Stamp, Time,
+    Verb,
+};
+use hapax_partition::{Answered, Options, Partition};
+use hapax_store::Store;
+use hapax_store::memory::{Faults, MemoryStore};
+
+const START: u64 = 1_700_000_000_000;
+
+fn queue() -> QueueName {
+    QueueName::new("default", "q").unwrap()
+}
+
+fn configure() -> Command {
+    let (queue, config) = (queue(), Config::default());
+    Command::Configure(Box::new(Configure { queue, config, if_version: None }))
+}
+
+fn send(key: &str) -> Command {
+    let content = Content::builder(key).build(b"body").unwrap();
+    Command::Send(SendMessage::new(&Recipe::First, queue(), content))
+}
+
+fn receive(max: u32) -> Command {
+    Command::Receive(Receive {
+        queue: queue(),
+        max,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    })
+}
+
+fn settle(lease: LeaseName, verb: Verb) -> Command {
+    Command::Settle(Settle { lease, verb })
+}
+
+fn done(delivery: &Delivery) -> Command {
+    settle(delivery.lease, Verb::Done { result: None, emits: Vec::new() })
+}
+
+fn dead(delivery: &Delivery) -> Command {
+    let verb = Verb::Fail { error: "e".into(), delay_ms: None, dead: true };
+    settle(delivery.lease, verb)
+}
+
+/// Decides one batch and nothing else.
+fn submit(partition: &mut Partition<MemoryStore>, commands: Vec<Command>) {
+    partition.submit(Stamp { at: Time(START), random: 7 }, commands).unwrap();
+}
+
+fn answers(partition: &mut Partition<MemoryStore>) -> Vec<Answered> {
+    std::iter::from_fn(|| partition.poll().unwrap()).collect()
+}
+
+fn call(partition: &mut Partition<MemoryStore>, commands: Vec<Command>) -> Vec<Outcome> {
+    submit(partition, commands);
+    answers(partition).into_iter().flat_map(|answered| answered.outcomes).collect()
+}
+
+fn deliveries(outcomes: Vec<Outcome>) -> Vec<Delivery> {
+    let received = outcomes.into_iter().filter_map(|outcome| match outcome {
+        Outcome::Received(deliveries) => Some(deliveries),
+        _ => None,
+    });
+    received.flatten().collect()
+}
+
+/// A checkpoint of everything that was decided.
+fn checkpoint(partition: &mut Partition<MemoryStore>) {
+    for _ in 0..3 {
+        partition.checkpoint().unwrap();
+        answers(partition);
+    }
+    assert!(!partition.is_checkpointing());
+}
+
+fn is_due(partition: &Partition<MemoryStore>) -> bool {
+    partition.next_deadline().is_some_and(|due| due <= partition.now())
+}
+
+/// Whether the only queue that there was is deleted, and nothing is left of it.
+fn is_gone(partition: &Partition<MemoryStore>) -> bool {
+    let machine = partition.machine();
+    machine.queue_name(machine.next_queue() - 1).is_none()
+}
+
+const COPIED: usize = 10;
+const CHANGED: usize = 100;
+
+/// A checkpoint was begun and is being copied, of so many ready messages.
+fn copying(store: &MemoryStore) -> Partition<MemoryStore> {
+    let journal_bytes = 100 * 30;
+    let options = Options {
+        copy_step: COPIED,
+        journal_bytes,
+        batches_in_flight: 1_000,
+        ..Options::default()
+    };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, vec![configure()]);
+    assert!(!partition.is_checkpointing());
+    submit(&mut partition, (0..CHANGED).map(|key| send(&key.to_string())).collect());
+    assert!(partition.machine().is_copying());
+    partition
+}
+
+#[test]
+fn a_checkpoint_is_copied_in_steps_which_go_on_without_requests() {
+    let store = MemoryStore::default();
+    let mut partition = copying(&store);
+    for _ in 1..CHANGED / COPIED {
+        assert!(partition.machine().is_copying() && is_due(&partition));
+        submit(&mut partition, Vec::new());
+    }
+    submit(&mut partition, Vec::new());
+    assert!(!partition.machine().is_copying() && partition.is_checkpointing());
+    answers(&mut partition);
+    assert!(!partition.is_checkpointing() && !is_due(&partition));
+    assert!(store.another().checkpointed().unwrap() > 0);
+}
+
+#[test]
+fn a_checkpoint_is_copied_whole_where_somebody_waits_for_it() {
+    let mut partition = copying(&MemoryStore::default());
+    partition.checkpoint().unwrap();
+    assert!(!partition.machine().is_copying(), "it was asked for");
+}
+
+#[test]
+fn d1_messages_that_change_while_a_checkpoint_is_copied_are_in_it_as_they_were() {
+    for turns in 0..15 {
+        let store = MemoryStore::default();
+        let mut partition = copying(&store);
+        // The tail of the journal is as of the cut what follows.
+        let taken = deliveries(call(&mut partition, vec![receive(30)]));
+        let (first, rest) = taken.split_at(10);
+        let (second, _) = rest.split_at(10);
+        let mut commands: Vec<Command> = first.iter().map(done).collect();
+        commands.extend(second.iter().map(dead));
+        call(&mut partition, commands);
+        for turn in 0..turns {
+            let again = send(&format!("later{turn}"));
+            submit(&mut partition, vec![again]);
+        }
+        answers(&mut partition);
+        // It dies, whatever of the checkpoint is copied.
+        drop(partition);
+        let mut partition = Partition::open(store.crash(), Options::default()).unwrap();
+        let stats = partition.machine().queues().next().unwrap().1.stats;
+        assert_eq!((stats.leased, stats.dead, stats.done_total), (10, 10, 10), "{turns} turns");
+        assert_eq!(stats.ready, 70 + turns, "{turns} turns");
+        let outcomes = call(&mut partition, vec![receive(1_000)]);
+        assert_eq!(deliveries(outcomes).len() as u64, 70 + turns);
+        let outcomes =
+            call(&mut partition, (0..CHANGED).map(|key| send(&key.to_string())).collect());
+        let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|it| is(it)).count();
+        assert_eq!(count(|it| matches!(it, Outcome::Sent(Answer::Done(_)))), 10);
+        assert_eq!(count(|it| matches!(it, Outcome::Sent(Answer::Dead { .. }))), 10);
+        assert_eq!(count(|it| matches!(it, Outcome::Sent(Answer::InFlight(_)))), 80);
+    }
+}
+
+#[test]
+fn a_queue_that_is_deleted_and_made_again_while_a_checkpoint_is_copied_is_the_new_one() {
+    let store = MemoryStore::default();
+    let mut partition = copying(&store);
+    submit(&mut partition, vec![Command::Delete(queue()), configure(), send("1"), send("new")]);
+    while is_due(&partition) {
+        submit(&mut partition, Vec::new());
+    }
+    answers(&mut partition);
+    checkpoint(&mut partition);
+    drop(partition);
+    let mut partition = Partition::open(store.crash(), Options::default()).unwrap();
+    let keys = deliveries(call(&mut partition, vec![receive(1_000)]));
+    let keys: Vec<&str> = keys.iter().map(|delivery| delivery.content.key()).collect();
+    assert_eq!(keys, ["1", "new"]);
+}
+
+const DELETED: usize = 2_000;
+/// Deleted rows that one batch passes over.
+const PASSED: u64 = 100;
+
+/// A partition just opened, whose rows have `DELETED` deleted ones of messages that ended, and
+/// behind them those of one that is ready and one that is dead.
+fn emptied(leaves: bool) -> (MemoryStore, Partition<MemoryStore>) {
+    let store = MemoryStore::default();
+    store.set_faults(Faults { keeps_deleted: true, ..Faults::default() });
+    let options = Options { range_bytes: PASSED as usize * 128, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, vec![configure()]);
+    call(&mut partition, (0..DELETED).map(|key| send(&key.to_string())).collect());
+    checkpoint(&mut partition);
+    let taken = deliveries(call(&mut partition, vec![receive(1_000), receive(1_000)]));
+    assert_eq!(taken.len(), DELETED);
+    // Each is dead for a while, so that there are deleted rows among those as well.
+    call(&mut partition, taken.iter().map(dead).collect());
+    checkpoint(&mut partition);
+    call(&mut partition, vec![Command::Purge(Purge { queue: queue(), keys: false })]);
+    while is_due(&partition) {
+        call(&mut partition, Vec::new());
+    }
+    if leaves {
+        call(&mut partition, vec![send("dead"), send("ready")]);
+        let taken = deliveries(call(&mut partition, vec![receive(1)]));
+        call(&mut partition, taken.iter().map(dead).collect());
+    }
+    checkpoint(&mut partition);
+    drop(partition);
+    let store = store.another();
+    let partition = Partition::open(store.another(), options).unwrap();
+    (store, partition)
+}
+
+/// Calls it until it returns something; no batch may read more rows than it should. Returns what it
+/// returned, and how many batches it took.
+fn until<T>(
+    (store, partition): &mut (MemoryStore, Partition<MemoryStore>),
+    mut batch: impl FnMut(&mut Partition<MemoryStore>) -> Option<T>,
+) -> (T, usize) {
+    for count in 1..1_000 {
+        let before = store.rows_shown();
+        let found = batch(partition);
+        let shown = store.rows_shown() - before;
+        assert!(shown <= 2 * PASSED, "batch {count} reads {shown} rows");
+        if let Some(found) = found {
+            return (found, count);
+        }
+    }
+    panic!("it comes to no end");
+}
+
+#[test]
+fn a_queue_is_deleted_in_steps_however_many_deleted_rows_it_has() {
+    let mut rig = emptied(true);
+    submit(&mut rig.1, vec![Command::Delete(queue())]);
+    let ((), count) = until(&mut rig, |partition| {
+        submit(partition, Vec::new());
+        (!is_due(partition)).then_some(())
+    });
+    assert!(count >= DELETED / PASSED as usize, "{count} batches");
+    let (store, mut partition) = rig;
+    assert!(is_gone(&partition));
+    checkpoint(&mut partition);
+    let mut rows = Vec::new();
+    let mut store = store.another();
+    let read = &mut |key: &[u8], value: Option<&[u8]>| {
+        rows.extend(value.map(|_| key.to_vec()));
+        true
+    };
+    store.scan(&[2], &[0xff], read).unwrap();
+    assert!(rows.is_empty(), "{rows:?}");
+}
+
+#[test]
+fn a_queue_without_messages_is_deleted_without_reading_rows() {
+    let (store, mut partition) = emptied(false);
+    let before = store.rows_shown();
+    submit(&mut partition, vec![Command::Delete(queue())]);
+    submit(&mut partition, Vec::new());
+    assert!(is_gone(&partition));
+    assert_eq!(store.rows_shown(), before);
+}
+
+#[test]
+fn a_purge_and_a_redrive_pass_over_deleted_rows_in_steps() {
+    let mut rig = emptied(true);
+    let purge = Command::Purge(Purge { queue: queue(), keys: true });
+    submit(&mut rig.1, vec![purge]);
+    let ((), count) = until(&mut rig, |partition| {
+        submit(partition, Vec::new());
+        (!is_due(partition)).then_some(())
+    });
+    // It ends as soon as there is no message left.
+    assert!(count >= DELETED / PASSED as usize, "{count} batches");
+    let stats = rig.1.machine().queues().next().unwrap().1.stats;
+    assert_eq!(stats.messages(), 0);
+
+    let mut rig = emptied(true);
+    let redrive = Redrive {
+        queue: queue(),
+        id: "r".into(),
+        select: Select::All,
+        per_s: None,
+        dry_run: false,
+    };
+    submit(&mut rig.1, vec![Command::Redrive(redrive)]);
+    let ((), count) = until(&mut rig, |partition| {
+        submit(partition, Vec::new());
+        (!is_due(partition)).then_some(())
+    });
+    assert!(count >= DELETED / PASSED as usize, "{count} batches");
+    let stats = rig.1.machine().queues().next().unwrap().1.stats;
+    assert_eq!((stats.ready, stats.dead), (2, 0));
+}
+
+#[test]
+fn a_receive_passes_over_deleted_rows_in_steps_and_is_woken_until_it_is_through() {
+    let mut rig = emptied(true);
+    let (taken, count) = until(&mut rig, |partition| {
+        submit(partition, vec![receive(10)]);
+        let answers = answers(partition);
+        let is_woken = |effect: &Effect| matches!(effect, Effect::Wake(_));
+        let woken = answers.iter().flat_map(|answered| &answered.effects).any(is_woken);
+        let outcomes = answers.into_iter().flat_map(|answered| answered.outcomes).collect();
+        let taken = deliveries(outcomes);
+        assert!(woken || !taken.is_empty(), "it would wait for ever");
+        (!taken.is_empty()).then_some(taken)
+    });
+    assert!(count >= DELETED / PASSED as usize, "{count} batches");
+    assert_eq!(taken.len(), 1);
+    assert_eq!(taken[0].content.key(), "ready");
+}
+
+#[test]
+fn a_page_of_a_place_passes_over_deleted_rows_in_steps() {
+    let mut rig = emptied(true);
+    let mut cursor = None;
+    let (keys, count) = until(&mut rig, |partition| {
+        let browse = Browse { queue: queue(), place: Place::Dead, cursor, limit: 10 };
+        let outcome = call(partition, vec![Command::Browse(browse)]).remove(0);
+        let Outcome::Messages { messages, next } = outcome else { panic!("{outcome:?}") };
+        assert!(next.is_none() || next > cursor, "every page goes on");
+        cursor = next;
+        let keys: Vec<String> =
+            messages.iter().map(|view| view.key.as_deref().unwrap().to_owned()).collect();
+        (!keys.is_empty()).then_some(keys)
+    });
+    assert!(count >= DELETED / PASSED as usize, "{count} pages");
+    assert_eq!(keys, ["dead"]);
+}
