@@ -282,6 +282,21 @@ fn a_spare_whose_database_was_set_back_halts() {
     assert_eq!(serving.state.set_back(serving.now), [Act::Close(Loss::Regressed)]);
 }
 
+/// The owner may have released the partitions when it halted, or be one of the history that was
+/// restored. A node that is new would go on without what is lost.
+#[test]
+fn while_a_halted_node_lives_nobody_claims() {
+    for owner in [None, Some(3)] {
+        let mut world = World::of(&[(1, "a"), (2, "b")]);
+        world.set_owner(owner);
+        world.seen.nodes[1].state = Some(NodeState::Halted);
+        assert_eq!(world.until_act(&[2], LEASE * 10), None, "{owner:?}");
+        let (took, acts) = world.until_act(&[], LEASE * 2).unwrap();
+        assert!(matches!(acts.as_slice(), [Act::Open { .. }]), "{acts:?}");
+        assert!(took >= LEASE, "it was stopped: {took:?}");
+    }
+}
+
 #[test]
 fn rows_of_nodes_that_are_long_gone_are_forgotten() {
     let mut world = World::of(&[(1, "a"), (2, "b")]);
