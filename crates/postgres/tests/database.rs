@@ -137,3 +137,37 @@ fn what_others_left_over_is_removed_by_the_next_owner_and_by_nobody_else() {
     drop(support::claimed(&database, 0, cache.path()));
     assert_eq!(left(), "0");
 }
+
+/// The rows of nodes and partitions are two statements, and a node may join and claim in between.
+#[test]
+fn every_owner_that_is_read_is_among_the_nodes_that_are_read() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let within = std::time::Duration::from_secs(60);
+    let node = |name: &str| Node {
+        name: name.to_owned(),
+        address: "a:1".to_owned(),
+        release: "0".to_owned(),
+        feature: 1,
+    };
+    let members = Members::register(&database, &node("first"), within).unwrap();
+    // Something keeps the rows of the partitions, and then a node has joined and claimed.
+    let joins = "begin; lock table hapax.partition in access exclusive mode;
+        select pg_sleep(1);
+        insert into hapax.node (id, name, address, release, feature, state)
+          values ('00000000-0000-0000-0000-000000000007', 'second', 'b:1', '0', 1, 2);
+        update hapax.partition set owner = '00000000-0000-0000-0000-000000000007'; commit";
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.sql(&name, joins));
+        let locked = "select count(*) from pg_locks where mode = 'AccessExclusiveLock'
+            and relation = 'hapax.partition'::regclass and granted";
+        hapax_testing::until("the lock", || server.sql(&name, locked).trim() == "1");
+        let seen = members.read(within).unwrap();
+        let owners = seen.partitions.iter().filter_map(|partition| partition.owner);
+        for owner in owners {
+            assert!(seen.nodes.iter().any(|node| node.id == owner), "{seen:?}");
+        }
+        assert!(seen.partitions[0].owner.is_some(), "it was read after the claim: {seen:?}");
+    });
+}
