@@ -2,12 +2,12 @@
 //! `hapax-sim --cluster` runs at length, and the proof that it can fail.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_postgres::call::Backend;
-use hapax_postgres::{Claiming, Ground, Lane, Uuid};
-use hapax_sim::cluster::model::Plain;
+use hapax_postgres::call::{Answer, Backend, Call};
+use hapax_postgres::{Claiming, Failure, Ground, Lane, Uuid};
+use hapax_sim::cluster::model::{Plain, Tables};
 use hapax_sim::cluster::{Settings, run};
 use hapax_sim::faults::Tally;
 use hapax_sim::planted::Bug;
@@ -164,4 +164,87 @@ fn who_is_replaced_while_it_opens_is_fenced_and_does_not_panic() {
     let mut slow = slow.stepped().unwrap();
     let refused = slow.store.claim();
     assert!(matches!(refused, Err(Error::Fenced { held: 1, newest: 2 })), "{refused:?}");
+}
+
+/// A database that fails over once, to a state from before a claim whose outcome is unknown.
+#[derive(Debug)]
+struct FailsOver(Mutex<Replicated>);
+
+#[derive(Debug)]
+struct Replicated {
+    tables: Tables,
+    drawn: u128,
+    /// What the standby has, once there is a claim that it does not have.
+    standby: Option<Tables>,
+    failovers: u32,
+}
+
+impl Backend for FailsOver {
+    fn call(&self, call: Call) -> Result<Answer, Failure> {
+        let mut state = self.0.lock().unwrap();
+        let is_again = matches!(&call, Call::Claim { seen, .. } if *seen > 0);
+        if is_again && state.failovers == 0 {
+            state.standby = Some(state.tables.clone());
+            state.tables.execute(&call, 0, None);
+            return Err(Failure::Warned("canceling wait for synchronous replication".to_owned()));
+        }
+        if !matches!(call, Call::Ends(_))
+            && let Some(standby) = state.standby.take()
+        {
+            (state.tables, state.failovers) = (standby, 1);
+        }
+        Ok(state.tables.execute(&call, 0, None))
+    }
+
+    fn pause(&self) {}
+
+    fn draw(&self) -> Result<Uuid, String> {
+        let mut state = self.0.lock().unwrap();
+        state.drawn += 1;
+        Ok(Uuid::from_u128(state.drawn << 64))
+    }
+}
+
+/// The owner sees its claim in the database, which may lose it with the server: nobody replaced it.
+#[test]
+fn an_owner_whose_next_claim_is_lost_with_the_server_claims_again() {
+    let (cluster, lineage) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let tables = Tables::new(cluster, lineage, 1);
+    let state = Replicated { tables, drawn: 0, standby: None, failovers: 0 };
+    let database = Arc::new(FailsOver(Mutex::new(state)));
+    let backend: Arc<dyn Backend> = Arc::clone(&database) as _;
+    let lane = Arc::new(Lane::stepped(cluster, lineage, Arc::new(|| false)));
+    let send = || {
+        while let Some(call) = lane.next_call() {
+            lane.answered(backend.call(call));
+        }
+    };
+    let ground = Ground {
+        backend: Arc::clone(&backend),
+        lane: Arc::clone(&lane),
+        cluster,
+        lineage,
+        partition: 0,
+        label: "partition 0".to_owned(),
+    };
+    let claiming = Claiming {
+        node: Uuid::from_u128(3),
+        seen: None,
+        cache: None,
+        archive: archive::Options { reserve_bytes: 0, ..archive::Options::default() },
+        close_wait: Duration::ZERO,
+        steps: Arc::default(),
+    };
+    let claimed = ground.claim(&claiming, Arc::default(), &(Arc::new(|| {}) as _)).unwrap();
+    let mut store = claimed.stepped().unwrap().store;
+    let epoch = store.claim().unwrap().epoch;
+    store.append(epoch, 1, b"batch").unwrap();
+    send();
+    assert_eq!(store.durable().unwrap(), 1);
+    let next = store.claim().unwrap().epoch;
+    assert!(next > epoch);
+    assert_eq!(database.0.lock().unwrap().failovers, 1, "the claim was lost");
+    store.append(next, 2, b"batch").unwrap();
+    send();
+    assert_eq!(store.durable().unwrap(), 2);
 }
