@@ -232,6 +232,10 @@ impl PostgresLog {
 
     /// Refuses a database that ends before what this machine had seen of it.
     fn check_witness(&self, had: Option<LogEnd>, end: &End) -> Result<(), Error> {
+        let file = self.parts.label.clone();
+        if let Some(had) = self.shared.witness.undone_by(end) {
+            return Err(Error::Regressed { file, had, found: end.last });
+        }
         let Some(had) = had else { return Ok(()) };
         let partition = self.parts.partition;
         let call = Call::Read { partition, from: had.sequence, bytes: 1 };
@@ -241,7 +245,7 @@ impl PostgresLog {
             LogEnd { epoch: row.epoch, sequence, chain }
         });
         match set_back(&had, end, kept) {
-            Some(found) => Err(Error::Regressed { file: self.parts.label.clone(), had, found }),
+            Some(found) => Err(Error::Regressed { file, had, found }),
             None => Ok(()),
         }
     }
