@@ -171,3 +171,33 @@ fn every_owner_that_is_read_is_among_the_nodes_that_are_read() {
         assert!(seen.partitions[0].owner.is_some(), "it was read after the claim: {seen:?}");
     });
 }
+
+/// A claim is under way when the owner replaces the manifest: the swap waits for it and is refused,
+/// as an append is. The next owner has read the manifest by then.
+#[test]
+fn a_swap_waits_for_a_claim_under_way_and_is_refused_after_it() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let (claim, node) = (support::node(), support::node());
+    let claimed = database.call(Call::Claim { partition: 0, seen: 0, least: 0, claim, node });
+    assert_eq!(claimed, Ok(Answer::Claimed(Some(1))));
+    let owner = Owner { partition: 0, epoch: 1, claim };
+    let claims = "begin;
+        update hapax.partition set epoch = 2, claim = '00000000-0000-0000-0000-000000000007';
+        select pg_sleep(1); commit";
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.sql(&name, claims));
+        let under_way = format!(
+            "select count(*) from pg_stat_activity where datname = '{name}'
+             and wait_event = 'PgSleep'"
+        );
+        hapax_testing::until("the claim", || server.sql(&name, &under_way).trim() == "1");
+        let bytes = Arc::from(&b"manifest"[..]);
+        let (version, through, runs, size) = (0, 0, Vec::new(), 0);
+        let swap = Call::Swap { owner, version, through, bytes, runs, size };
+        assert_eq!(database.call(swap), Ok(Answer::Changed(0)));
+    });
+    let version = server.sql(&name, "select version from hapax.manifest");
+    assert_eq!(version.trim(), "0");
+}

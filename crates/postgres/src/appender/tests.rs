@@ -289,3 +289,18 @@ fn a_question_of_an_owner_that_was_replaced_is_not_answered() {
     appender.answered(Ok(Answer::Appended(vec![elsewhere])));
     assert!(appender.confirmed(tickets[0]) < question);
 }
+
+/// A statement proves who owned when it was executed, and nothing of later.
+#[test]
+fn a_question_that_is_asked_while_a_statement_is_under_way_is_not_answered_by_it() {
+    let (mut appender, tickets) = with(1);
+    appender.append(tickets[0], 1, b"a");
+    let sent = parts(appender.next_call());
+    let question = appender.confirm(tickets[0]);
+    appender.answered(whole(&sent));
+    assert_eq!(appender.durable(tickets[0]).unwrap().sequence, 1);
+    assert!(appender.confirmed(tickets[0]) < question);
+    let sent = parts(appender.next_call());
+    appender.answered(whole(&sent));
+    assert_eq!(appender.confirmed(tickets[0]), question);
+}

@@ -138,6 +138,18 @@ fn after_an_outage_of_the_database_everybody_gets_a_whole_lease() {
     assert!(took >= LEASE, "{took:?}");
 }
 
+/// Otherwise all of them would claim at once when the database is back.
+#[test]
+fn after_an_outage_of_the_database_standbys_take_turns_anew() {
+    let mut world = World::of(&[(1, "b"), (2, "a")]);
+    assert_eq!(world.beat(&[2]), []);
+    for _ in 0..20 {
+        assert_eq!(world.miss(), []);
+    }
+    let (took, _) = world.until_act(&[2], LEASE * 2).unwrap();
+    assert!(took > RANK_STEP, "the first one gets a second: {took:?}");
+}
+
 #[test]
 fn of_several_standbys_the_first_by_name_tries_first() {
     let mut second = World::of(&[(1, "b"), (2, "z"), (3, "a")]).owned_by(2);
