@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_postgres::call::{Answer, Backend, Call};
@@ -173,9 +173,12 @@ fn who_is_replaced_while_it_opens_is_fenced_and_does_not_panic() {
 /// A database in memory, with what happens before each of its calls is executed and after.
 struct Meddled {
     state: Mutex<(Tables, u128)>,
-    before: Box<dyn Fn(&mut Tables, &Call) + Send + Sync>,
-    after: Box<dyn Fn(&Call) -> Option<Failure> + Send + Sync>,
+    before: Before,
+    after: After,
 }
+
+type Before = Box<dyn Fn(&mut Tables, &Call) + Send + Sync>;
+type After = Box<dyn Fn(&Call) -> Option<Failure> + Send + Sync>;
 
 impl std::fmt::Debug for Meddled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -185,7 +188,7 @@ impl std::fmt::Debug for Meddled {
 
 impl Backend for Meddled {
     fn call(&self, call: Call) -> Result<Answer, Failure> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         (self.before)(&mut state.0, &call);
         let answer = state.0.execute(&call, 0, None);
         (self.after)(&call).map_or(Ok(answer), Err)
@@ -194,7 +197,7 @@ impl Backend for Meddled {
     fn pause(&self) {}
 
     fn draw(&self) -> Result<Uuid, String> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.1 += 1;
         Ok(Uuid::from_u128(state.1 << 64))
     }
