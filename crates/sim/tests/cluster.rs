@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_postgres::call::{Answer, Backend, Call};
+use hapax_postgres::call::{Answer, Backend, Call, Owner, Piece};
 use hapax_postgres::{
     Claiming, Failure, Ground, Lane, Note, PostgresLog, Uuid, Witness, Witnesses,
 };
@@ -333,4 +333,34 @@ fn who_claims_after_another_was_faster_does_not_take_it_for_closed() {
     let backend = meddled(|_, _| {}, |_| None);
     let (_, claim, _) = own(&backend, Arc::default()).unwrap();
     assert_eq!((claim.epoch, claim.closed), (1, true));
+}
+
+/// A database that was set back may have a manifest that names the run: what is removed is removed
+/// beside the manifest that does not.
+#[test]
+fn what_an_owner_left_over_is_removed_beside_the_manifest_that_was_read() {
+    let removed = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&removed);
+    let before = move |tables: &mut Tables, call: &Call| {
+        let manifest = tables.execute(&Call::Manifest { partition: 0 }, 0, None);
+        if let (Call::Remove { run, version, .. }, Answer::Manifest { version: there, .. }) =
+            (call, manifest)
+        {
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.push((*run, *version, there));
+        }
+    };
+    let backend = meddled(before, |_| None);
+    let (first, claim, _) = own(&backend, Arc::default()).unwrap();
+    let Ok(Answer::Ends(ends)) = backend.call(Call::Ends(vec![0])) else { panic!("no end") };
+    let id = ends.ends[0].claim.unwrap();
+    let owner = Owner { partition: 0, epoch: claim.epoch, claim: id };
+    let run = (u64::from(claim.epoch) << 40) | 5;
+    let piece = Piece { run, at: 0, bytes: Arc::from(&b"piece"[..]) };
+    assert_eq!(backend.call(Call::Keep { owner, piece }), Ok(Answer::Owned(true)));
+    drop(first);
+    own(&backend, Arc::default()).unwrap();
+    let removed = removed.lock().unwrap();
+    let (run_there, version, there) = removed[0];
+    assert!(run_there == run && version == there && there > 0, "{removed:?}");
 }
