@@ -325,6 +325,9 @@ impl Appender {
 
     fn looked(&mut self, judged: &[(Ticket, Uuid)], ends: &Ends) -> Vec<Ticket> {
         let is_same = ends.cluster == self.cluster && ends.lineage == self.lineage;
+        // A loss was accepted, which fenced every owner: that is no loss for this one to report.
+        let is_accepted =
+            |end: &End, tail: &Tail| ends.cluster == self.cluster && end.epoch > tail.owner.epoch;
         let mut changed = Vec::new();
         // Who is held may be claiming again: the database has its next claim before this has.
         let living = |ticket: &Ticket, tail: &Tail| {
@@ -333,7 +336,8 @@ impl Appender {
         };
         for (ticket, tail) in self.tails.iter_mut().filter(|(ticket, tail)| living(ticket, tail)) {
             let end = ends.ends.iter().find(|end| end.partition == tail.owner.partition);
-            match end.filter(|_| is_same).map(|end| tail.judge(end)) {
+            let judged = end.filter(|end| is_same || is_accepted(end, tail));
+            match judged.map(|end| tail.judge(end)) {
                 Some(Ok(found)) => tail.found = found,
                 Some(Err(ended)) => {
                     tail.end = Some(ended);

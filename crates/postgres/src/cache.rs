@@ -249,3 +249,36 @@ fn take(run: &Run, index: usize, part: &mut [u8], offset: u64) -> bool {
     place.is_used.store(true, Ordering::Relaxed);
     state.file.as_ref().is_some_and(|file| file.read_exact_at(part, offset).is_ok())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn what_had_to_go_is_fetched_again_and_the_rest_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::create(directory.path(), 0, "claim", 2_000);
+        let run = Arc::new(Run::new(7, &[]));
+        let piece = |number: u8| vec![number; 1_000];
+        for number in 1..=4 {
+            cache.add(&run, run.bytes(), &piece(number));
+        }
+        let fetched = RefCell::new(Vec::new());
+        let read = |number: u8| {
+            let mut bytes = piece(0);
+            let at = u64::from(number - 1) * 1_000;
+            let fetch = |at: u64| {
+                fetched.borrow_mut().push(at);
+                Ok(piece((at / 1_000) as u8 + 1))
+            };
+            cache.read(&run, &mut bytes, at, fetch).unwrap();
+            assert_eq!(bytes, piece(number), "piece {number}");
+        };
+        (1..=4).for_each(read);
+        let first = fetched.take();
+        assert!((2..=4).contains(&first.len()), "two of four are kept: {first:?}");
+        read(4);
+        assert_eq!(fetched.take(), [] as [u64; 0], "the last is here");
+    }
+}

@@ -296,8 +296,9 @@ impl Connection {
                 beaten(&self.rows(&sql::HEARTBEAT, columns).await?).map(Answer::Heartbeat)
             }
             Call::Members => {
-                let nodes = self.rows(&sql::NODES, &[]).await?;
+                // In this order: a node that joins and claims in between owns nothing yet.
                 let owners = self.rows(&sql::OWNERS, &[]).await?;
+                let nodes = self.rows(&sql::NODES, &[]).await?;
                 let nodes = nodes.iter().map(node_row).collect::<Result<_, _>>()?;
                 let partitions = owners.iter().map(owner_row).collect::<Result<_, _>>()?;
                 Ok(Answer::Seen(Seen { nodes, partitions }))

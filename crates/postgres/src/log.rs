@@ -232,6 +232,10 @@ impl PostgresLog {
 
     /// Refuses a database that ends before what this machine had seen of it.
     fn check_witness(&self, had: Option<LogEnd>, end: &End) -> Result<(), Error> {
+        let file = self.parts.label.clone();
+        if let Some(had) = self.shared.witness.undone_by(end) {
+            return Err(Error::Regressed { file, had, found: end.last });
+        }
         let Some(had) = had else { return Ok(()) };
         let partition = self.parts.partition;
         let call = Call::Read { partition, from: had.sequence, bytes: 1 };
@@ -241,7 +245,7 @@ impl PostgresLog {
             LogEnd { epoch: row.epoch, sequence, chain }
         });
         match set_back(&had, end, kept) {
-            Some(found) => Err(Error::Regressed { file: self.parts.label.clone(), had, found }),
+            Some(found) => Err(Error::Regressed { file, had, found }),
             None => Ok(()),
         }
     }
@@ -285,11 +289,16 @@ impl PostgresLog {
     /// Insists, however long the database is away: a claim may be on its way there, and without it
     /// this owner would be fenced by its own.
     fn replace_claim(&self, owner: Owner, claim: Uuid, least: Epoch) -> Result<Epoch, Error> {
-        let mut tries = u32::MAX;
+        let (mut tries, next) = (u32::MAX, Owner { claim, ..owner });
         loop {
             let end = self.end_for(u32::MAX)?;
             if end.claim == Some(claim) {
-                return Ok(end.epoch);
+                // What is visible may be lost with its server: a later commit proves it.
+                match self.prove(Owner { epoch: end.epoch, ..next }, end.position()) {
+                    Ok(()) => return Ok(end.epoch),
+                    Err(Error::Unreachable { .. } | Error::Fenced { .. }) => continue,
+                    Err(error) => return Err(self.shared.fail(error)),
+                }
             }
             if end.claim != Some(owner.claim) || end.epoch != owner.epoch {
                 let fenced = Error::Fenced { held: owner.epoch, newest: end.epoch };

@@ -207,6 +207,14 @@ impl State {
         })
     }
 
+    /// Another living node that has halted. It remembers more than the database has, whoever owns
+    /// the partitions now: nobody claims before an operator has decided.
+    pub fn halted<'a>(&self, now: Duration, seen: &'a Seen) -> Option<&'a NodeRow> {
+        let gone = self.judge.judge(now).gone;
+        let mut others = seen.nodes.iter().filter(|node| node.id != self.me);
+        others.find(|node| node.state == Some(NodeState::Halted) && !gone.contains(&node.id))
+    }
+
     fn look_after(&mut self, begun: Duration, now: Duration, seen: &Seen) -> Vec<Act> {
         if now.saturating_sub(self.served_since) >= GOOD_AFTER {
             self.judge.forgive();
@@ -236,7 +244,8 @@ impl State {
         let grace = if is_held { Timings::default().lease } else { Duration::ZERO };
         let turn = grace.saturating_add(RANK_STEP.saturating_mul(rank));
         let is_my_turn = now >= self.vacant_since?.saturating_add(turn);
-        if !(judgement.may_claim && is_my_turn && !self.is_stopping) {
+        let is_free = self.halted(now, seen).is_none() && !self.is_stopping;
+        if !(judgement.may_claim && is_my_turn && is_free) {
             return None;
         }
         self.doing = Doing::Opening;

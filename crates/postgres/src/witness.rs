@@ -9,6 +9,9 @@
 //! partitions and updates its node's row: what its snapshot shows was committed before it, so it
 //! lies before the heartbeat's own commit in the database's one log, and a heartbeat that is
 //! acknowledged without a warning proves all of it.
+//!
+//! A file of another lineage says one thing: an operator who accepts a loss raises all epochs, so a
+//! database with lower ones is from before that.
 
 use std::fmt::Debug;
 use std::fs;
@@ -49,6 +52,8 @@ pub struct Witness {
     kept: Option<Arc<dyn Note>>,
     /// Cluster and lineage: another one says nothing about this.
     of: (Uuid, Uuid),
+    /// What was known of another lineage of this cluster: its epoch counts.
+    other: Option<LogEnd>,
     noted: Mutex<Option<LogEnd>>,
     /// What the file has; locked while it is written.
     written: Mutex<Option<LogEnd>>,
@@ -57,12 +62,21 @@ pub struct Witness {
 impl Witness {
     pub fn read(kept: Arc<dyn Note>, cluster: Uuid, lineage: Uuid) -> Self {
         let of = (cluster, lineage);
-        let last = kept.read().and_then(|text| parse(&text, of));
-        Self { kept: Some(kept), of, noted: Mutex::new(last), written: Mutex::new(last) }
+        let found = kept.read().and_then(|text| parse(&text));
+        let last = found.filter(|(found, _)| *found == of).map(|it| it.1);
+        let is_other = |found: (Uuid, Uuid)| found.0 == cluster && found.1 != lineage;
+        let other = found.filter(|(found, _)| is_other(*found)).map(|it| it.1);
+        let (noted, written) = (Mutex::new(last), Mutex::new(last));
+        Self { kept: Some(kept), of, other, noted, written }
     }
 
     pub(crate) fn last(&self) -> Option<LogEnd> {
         *lock(&self.noted)
+    }
+
+    /// What was known of another lineage, if the database is from before it.
+    pub(crate) fn undone_by(&self, end: &End) -> Option<LogEnd> {
+        self.other.filter(|other| end.epoch < other.epoch)
     }
 
     /// The partition was that far, for certain. What is known never goes back: a heartbeat may
@@ -138,14 +152,19 @@ impl Witnesses {
     /// Notes what a heartbeat saw, which was begun when that was known. Returns the first partition
     /// that was set back, as an error; nothing is noted of it.
     pub fn note(&self, known: &[(u16, LogEnd)], heartbeat: &Heartbeat) -> Option<Error> {
-        if heartbeat.lineage != self.lineage {
-            return None; // Positions of different histories say nothing about each other.
-        }
+        let is_same = heartbeat.lineage == self.lineage;
         let mut first = None;
         for Watched { end, kept } in &heartbeat.watched {
+            let witness = self.of(end.partition);
             let had = known.iter().find(|(partition, _)| *partition == end.partition);
-            let found = had.and_then(|(_, had)| Some((*had, set_back(had, end, *kept)?)));
-            match (found, self.of(end.partition)) {
+            let found = had.and_then(|(_, had)| match is_same {
+                true => Some((*had, set_back(had, end, *kept)?)),
+                // Positions of different histories say nothing about each other.
+                false => Some((*had, end.last)).filter(|_| end.epoch < had.epoch),
+            });
+            let undone = witness.as_ref().and_then(|witness| witness.undone_by(end));
+            let found = found.or_else(|| Some((undone?, end.last)));
+            match (found, witness.filter(|_| is_same)) {
                 (Some((had, found)), _) => {
                     let file = label(end.partition);
                     first = first.or(Some(Error::Regressed { file, had, found }));
@@ -177,13 +196,14 @@ pub(crate) fn path(directory: &std::path::Path, partition: u16) -> PathBuf {
     directory.join(format!("witness-{partition:04}"))
 }
 
-fn parse(text: &str, of: (Uuid, Uuid)) -> Option<LogEnd> {
+/// Cluster and lineage, and how far it was.
+fn parse(text: &str) -> Option<((Uuid, Uuid), LogEnd)> {
     let mut words = text.split_whitespace();
     let found = (Uuid::parse_str(words.next()?).ok()?, Uuid::parse_str(words.next()?).ok()?);
     let epoch = words.next()?.parse().ok()?;
     let sequence = words.next()?.parse().ok()?;
     let chain = words.next()?.parse().ok()?;
-    (found == of).then_some(LogEnd { epoch, sequence, chain })
+    Some((found, LogEnd { epoch, sequence, chain }))
 }
 
 #[cfg(test)]
@@ -232,12 +252,40 @@ mod tests {
             assert!(error.contains("it went to batch 100 of epoch 7"), "{error}");
             assert_eq!(all.known(), known, "nothing is noted of it");
         }
-        let elsewhere = heartbeat(1, end(1, 1, 1), None, other);
+        let elsewhere = heartbeat(9, end(1, 1, 1), None, other);
         assert!(all.note(&known, &elsewhere).is_none(), "another history");
         assert_eq!(all.known(), known);
         assert!(lost(8, end(8, 101, 5), Some(end(6, 100, 1))).is_none());
         assert!(lost(8, end(8, 102, 6), None).is_none(), "it was truncated");
         assert_eq!(all.known(), [(0, end(8, 102, 6))]);
+    }
+
+    /// A backup is restored, the loss accepted, and the same backup is restored again.
+    #[test]
+    fn a_database_from_before_a_loss_was_accepted_is_noticed_by_its_epochs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cluster, first, second) = (Uuid::from_u128(1), Uuid::from_u128(2), Uuid::from_u128(3));
+        let of = |lineage| Witnesses::of_files((cluster, lineage), &[directory.path().to_owned()]);
+        let accepted = of(second);
+        let known = accepted.known();
+        let (after, before) = (end(65_543, 90, 1), end(7, 95, 2));
+        assert!(accepted.note(&known, &heartbeat(65_543, after, None, second)).is_none());
+        accepted.write();
+        // A node that lives, and one that was restarted.
+        let (lives, restarted) = (accepted, of(first));
+        for all in [&lives, &restarted] {
+            let known = all.known();
+            let error = all.note(&known, &heartbeat(7, before, None, first)).unwrap().to_string();
+            assert!(error.contains("it went to batch 90 of epoch 65543"), "{error}");
+            assert_eq!(all.known(), known, "nothing is noted of it");
+        }
+        // Another loss is accepted, which raises the epochs above all of them.
+        let third = Uuid::from_u128(4);
+        let again = of(third);
+        let known = again.known();
+        assert_eq!(known, [], "positions of another history");
+        assert!(again.note(&known, &heartbeat(65_544, end(7, 95, 2), None, third)).is_none());
+        assert_eq!(again.known(), [(0, end(65_544, 95, 2))]);
     }
 
     #[test]

@@ -137,3 +137,67 @@ fn what_others_left_over_is_removed_by_the_next_owner_and_by_nobody_else() {
     drop(support::claimed(&database, 0, cache.path()));
     assert_eq!(left(), "0");
 }
+
+/// The rows of nodes and partitions are two statements, and a node may join and claim in between.
+#[test]
+fn every_owner_that_is_read_is_among_the_nodes_that_are_read() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let within = std::time::Duration::from_secs(60);
+    let node = |name: &str| Node {
+        name: name.to_owned(),
+        address: "a:1".to_owned(),
+        release: "0".to_owned(),
+        feature: 1,
+    };
+    let members = Members::register(&database, &node("first"), within).unwrap();
+    // Something keeps the rows of the partitions, and then a node has joined and claimed.
+    let joins = "begin; lock table hapax.partition in access exclusive mode;
+        select pg_sleep(1);
+        insert into hapax.node (id, name, address, release, feature, state)
+          values ('00000000-0000-0000-0000-000000000007', 'second', 'b:1', '0', 1, 2);
+        update hapax.partition set owner = '00000000-0000-0000-0000-000000000007'; commit";
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.sql(&name, joins));
+        let locked = "select count(*) from pg_locks where mode = 'AccessExclusiveLock'
+            and relation = 'hapax.partition'::regclass and granted";
+        hapax_testing::until("the lock", || server.sql(&name, locked).trim() == "1");
+        let seen = members.read(within).unwrap();
+        let owners = seen.partitions.iter().filter_map(|partition| partition.owner);
+        for owner in owners {
+            assert!(seen.nodes.iter().any(|node| node.id == owner), "{seen:?}");
+        }
+        assert!(seen.partitions[0].owner.is_some(), "it was read after the claim: {seen:?}");
+    });
+}
+
+/// A claim is under way when the owner replaces the manifest: the swap waits for it and is refused,
+/// as an append is. The next owner has read the manifest by then.
+#[test]
+fn a_swap_waits_for_a_claim_under_way_and_is_refused_after_it() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let (claim, node) = (support::node(), support::node());
+    let claimed = database.call(Call::Claim { partition: 0, seen: 0, least: 0, claim, node });
+    assert_eq!(claimed, Ok(Answer::Claimed(Some(1))));
+    let owner = Owner { partition: 0, epoch: 1, claim };
+    let claims = "begin;
+        update hapax.partition set epoch = 2, claim = '00000000-0000-0000-0000-000000000007';
+        select pg_sleep(1); commit";
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.sql(&name, claims));
+        let under_way = format!(
+            "select count(*) from pg_stat_activity where datname = '{name}'
+             and wait_event = 'PgSleep'"
+        );
+        hapax_testing::until("the claim", || server.sql(&name, &under_way).trim() == "1");
+        let bytes = Arc::from(&b"manifest"[..]);
+        let (version, through, runs, size) = (0, 0, Vec::new(), 0);
+        let swap = Call::Swap { owner, version, through, bytes, runs, size };
+        assert_eq!(database.call(swap), Ok(Answer::Changed(0)));
+    });
+    let version = server.sql(&name, "select version from hapax.manifest");
+    assert_eq!(version.trim(), "0");
+}

@@ -2,16 +2,20 @@
 //! `hapax-sim --cluster` runs at length, and the proof that it can fail.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_postgres::call::Backend;
-use hapax_postgres::{Claiming, Ground, Lane, Uuid};
-use hapax_sim::cluster::model::Plain;
+use hapax_postgres::call::{Answer, Backend, Call, Owner, Piece};
+use hapax_postgres::{
+    Claiming, Failure, Ground, Lane, Note, PostgresLog, Uuid, Witness, Witnesses,
+};
+use hapax_sim::cluster::model::{Plain, Tables};
 use hapax_sim::cluster::{Settings, run};
 use hapax_sim::faults::Tally;
 use hapax_sim::planted::Bug;
-use hapax_store::{Error, Store, archive};
+use hapax_store::joined::Joined;
+use hapax_store::{Claim, Error, Store, archive};
 
 /// Runs the seeds and expects every one of them to be green.
 fn green(seeds: Range<u64>, settings: &Settings) -> Tally {
@@ -164,4 +168,199 @@ fn who_is_replaced_while_it_opens_is_fenced_and_does_not_panic() {
     let mut slow = slow.stepped().unwrap();
     let refused = slow.store.claim();
     assert!(matches!(refused, Err(Error::Fenced { held: 1, newest: 2 })), "{refused:?}");
+}
+
+/// A database in memory, with what happens before each of its calls is executed and after.
+struct Meddled {
+    state: Mutex<(Tables, u128)>,
+    before: Before,
+    after: After,
+}
+
+type Before = Box<dyn Fn(&mut Tables, &Call) + Send + Sync>;
+type After = Box<dyn Fn(&Call) -> Option<Failure> + Send + Sync>;
+
+impl std::fmt::Debug for Meddled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meddled")
+    }
+}
+
+impl Backend for Meddled {
+    fn call(&self, call: Call) -> Result<Answer, Failure> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.before)(&mut state.0, &call);
+        let answer = state.0.execute(&call, 0, None);
+        (self.after)(&call).map_or(Ok(answer), Err)
+    }
+
+    fn pause(&self) {}
+
+    fn draw(&self) -> Result<Uuid, String> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.1 += 1;
+        Ok(Uuid::from_u128(state.1 << 64))
+    }
+}
+
+const CLUSTER: Uuid = Uuid::from_u128(1);
+const LINEAGE: Uuid = Uuid::from_u128(2);
+
+fn meddled(
+    before: impl Fn(&mut Tables, &Call) + Send + Sync + 'static,
+    after: impl Fn(&Call) -> Option<Failure> + Send + Sync + 'static,
+) -> Arc<dyn Backend> {
+    let state = Mutex::new((Tables::new(CLUSTER, LINEAGE, 1), 0));
+    Arc::new(Meddled { state, before: Box::new(before), after: Box::new(after) })
+}
+
+/// Claims partition 0, and returns its store and its lane.
+fn own(
+    backend: &Arc<dyn Backend>,
+    witness: Arc<Witness>,
+) -> Result<(Joined<PostgresLog>, Claim, Arc<Lane>), Error> {
+    let lane = Arc::new(Lane::stepped(CLUSTER, LINEAGE, Arc::new(|| false)));
+    let ground = Ground {
+        backend: Arc::clone(backend),
+        lane: Arc::clone(&lane),
+        cluster: CLUSTER,
+        lineage: LINEAGE,
+        partition: 0,
+        label: "partition 0".to_owned(),
+    };
+    let claiming = Claiming {
+        node: Uuid::from_u128(3),
+        seen: None,
+        cache: None,
+        archive: archive::Options { reserve_bytes: 0, ..archive::Options::default() },
+        close_wait: Duration::ZERO,
+        steps: Arc::default(),
+    };
+    let mut store = ground.claim(&claiming, witness, &(Arc::new(|| {}) as _))?.stepped()?.store;
+    let claim = store.claim()?;
+    Ok((store, claim, lane))
+}
+
+/// The owner sees its claim in the database, which may lose it with the server: nobody replaced it.
+#[test]
+fn an_owner_whose_next_claim_is_lost_with_the_server_claims_again() {
+    let standby = Arc::new(Mutex::new((0, None::<Tables>)));
+    let (lost, claimed) = (Arc::clone(&standby), Arc::clone(&standby));
+    let is_again = |call: &Call| matches!(call, Call::Claim { seen, .. } if *seen > 0);
+    let before = move |tables: &mut Tables, call: &Call| {
+        let mut standby = lost.lock().unwrap();
+        match standby.1.take() {
+            None if is_again(call) && standby.0 == 0 => *standby = (1, Some(tables.clone())),
+            // It fails over before anything is committed that the standby has.
+            Some(before) if !matches!(call, Call::Ends(_)) => *tables = before,
+            kept => standby.1 = kept,
+        }
+    };
+    let after = move |call: &Call| {
+        let is_lost = is_again(call) && claimed.lock().unwrap().1.is_some();
+        is_lost.then(|| Failure::Warned("canceling wait for synchronous replication".to_owned()))
+    };
+    let backend = meddled(before, after);
+    let (mut store, claim, lane) = own(&backend, Arc::default()).unwrap();
+    let send = || {
+        while let Some(call) = lane.next_call() {
+            lane.answered(backend.call(call));
+        }
+    };
+    store.append(claim.epoch, 1, b"batch").unwrap();
+    send();
+    assert_eq!(store.durable().unwrap(), 1);
+    let next = store.claim().unwrap().epoch;
+    assert!(next > claim.epoch);
+    let standby = standby.lock().unwrap();
+    assert!(standby.0 == 1 && standby.1.is_none(), "the claim was lost");
+    drop(standby);
+    store.append(next, 2, b"batch").unwrap();
+    send();
+    assert_eq!(store.durable().unwrap(), 2);
+}
+
+/// A machine that remembers nothing of earlier starts.
+#[derive(Debug)]
+struct Nothing;
+
+impl Note for Nothing {
+    fn read(&self) -> Option<String> {
+        None
+    }
+
+    fn write(&self, _: &str) -> bool {
+        true
+    }
+}
+
+/// What is visible may be lost with its server: a node that remembered it would halt.
+#[test]
+fn a_claim_that_no_standby_has_is_not_remembered_and_opens_nothing() {
+    let swaps = AtomicU32::new(0);
+    let after = move |call: &Call| {
+        let commits = match call {
+            Call::Append(_) | Call::Claim { .. } => true,
+            // The next ones find it, and commit nothing.
+            Call::Swap { .. } => swaps.fetch_add(1, Ordering::Relaxed) == 0,
+            _ => false,
+        };
+        commits.then(|| Failure::Warned("canceling wait for synchronous replication".to_owned()))
+    };
+    let backend = meddled(|_, _| {}, after);
+    let notes = std::iter::once(Arc::new(Nothing) as Arc<dyn Note>);
+    let witnesses = Witnesses::read((CLUSTER, LINEAGE), notes);
+    let refused = own(&backend, witnesses.of(0).unwrap()).map(drop);
+    assert!(matches!(refused, Err(Error::Unreachable { .. })), "{refused:?}");
+    assert_eq!(witnesses.known(), []);
+}
+
+/// The partition was free when it was looked at, and not when it was claimed: its last owner gave
+/// nothing up, and may have told a later time than the journal has.
+#[test]
+fn who_claims_after_another_was_faster_does_not_take_it_for_closed() {
+    let rival = |tables: &mut Tables, call: &Call| {
+        if let Call::Claim { seen: 0, .. } = call {
+            let (claim, node) = (Uuid::from_u128(8), Uuid::from_u128(9));
+            let faster = Call::Claim { partition: 0, seen: 0, least: 0, claim, node };
+            tables.execute(&faster, 0, None);
+        }
+    };
+    let backend = meddled(rival, |_| None);
+    let (_, claim, _) = own(&backend, Arc::default()).unwrap();
+    assert_eq!((claim.epoch, claim.closed), (2, false));
+    // One that is free is closed.
+    let backend = meddled(|_, _| {}, |_| None);
+    let (_, claim, _) = own(&backend, Arc::default()).unwrap();
+    assert_eq!((claim.epoch, claim.closed), (1, true));
+}
+
+/// A database that was set back may have a manifest that names the run: what is removed is removed
+/// beside the manifest that does not.
+#[test]
+fn what_an_owner_left_over_is_removed_beside_the_manifest_that_was_read() {
+    let removed = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&removed);
+    let before = move |tables: &mut Tables, call: &Call| {
+        let manifest = tables.execute(&Call::Manifest { partition: 0 }, 0, None);
+        if let (Call::Remove { run, version, .. }, Answer::Manifest { version: there, .. }) =
+            (call, manifest)
+        {
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.push((*run, *version, there));
+        }
+    };
+    let backend = meddled(before, |_| None);
+    let (first, claim, _) = own(&backend, Arc::default()).unwrap();
+    let Ok(Answer::Ends(ends)) = backend.call(Call::Ends(vec![0])) else { panic!("no end") };
+    let id = ends.ends[0].claim.unwrap();
+    let owner = Owner { partition: 0, epoch: claim.epoch, claim: id };
+    let run = (u64::from(claim.epoch) << 40) | 5;
+    let piece = Piece { run, at: 0, bytes: Arc::from(&b"piece"[..]) };
+    assert_eq!(backend.call(Call::Keep { owner, piece }), Ok(Answer::Owned(true)));
+    drop(first);
+    own(&backend, Arc::default()).unwrap();
+    let removed = removed.lock().unwrap();
+    let (run_there, version, there) = removed[0];
+    assert!(run_there == run && version == there && there > 0, "{removed:?}");
 }

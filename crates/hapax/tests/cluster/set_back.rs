@@ -166,3 +166,30 @@ fn h5_a_standby_that_lagged_and_was_promoted_halts_the_nodes() {
     drop(load);
     goes_on_after_the_loss(&cluster, first, second, before);
 }
+
+/// A node that is new remembers nothing, and would serve what is left.
+#[test]
+fn h5_a_node_that_is_new_serves_nothing_while_another_one_is_halted() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    let first = cluster.setup("a").start();
+    serves(&first);
+    let one = load(&[&first]);
+    one.gets_on(10);
+    cluster.server.back_up();
+    drop(one);
+    // Whoever owns the partitions in the backup is another process.
+    let first = first.stop().start();
+    serves(&first);
+    let one = load(&[&first]);
+    one.gets_on(20);
+    drop(one);
+    cluster.has_beaten("a", 3);
+    cluster.server.restore();
+    says(&first, "halted");
+    let new = cluster.setup("c").start();
+    let owners = cluster.owners();
+    // For longer than the lease of whoever owned them.
+    cluster.has_beaten("c", 20);
+    assert_eq!(cluster.owners(), owners, "{}", new.setup.log());
+    says(&new, "while the node a is halted");
+}

@@ -211,6 +211,24 @@ fn a_journal_that_ends_elsewhere_has_regressed() {
     assert!(matches!(appender.ended(tickets[0]), Some(Error::Regressed { .. })));
 }
 
+/// A node that was paused while an operator accepted a loss.
+#[test]
+fn an_owner_from_before_a_loss_was_accepted_is_fenced_and_has_not_regressed() {
+    let lineage = Uuid::from_u128(8);
+    for (epoch, is_fenced) in [(owner(0).epoch + 65_536, true), (owner(0).epoch - 1, false)] {
+        let (mut appender, tickets) = with(1);
+        appender.look();
+        looks(&mut appender);
+        let end = End { claim: None, epoch, ..end(owner(0), position(&START)) };
+        appender.answered(Ok(Answer::Ends(Ends { cluster: CLUSTER, lineage, ends: vec![end] })));
+        let ended = appender.ended(tickets[0]);
+        match is_fenced {
+            true => assert!(matches!(ended, Some(Error::Fenced { .. })), "{ended:?}"),
+            false => assert!(matches!(ended, Some(Error::Regressed { .. })), "{ended:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_reply_that_comes_twice_counts_once() {
     let (mut appender, tickets) = with(1);
@@ -270,4 +288,19 @@ fn a_question_of_an_owner_that_was_replaced_is_not_answered() {
     let elsewhere = Appended { owned: true, ..Appended::default() };
     appender.answered(Ok(Answer::Appended(vec![elsewhere])));
     assert!(appender.confirmed(tickets[0]) < question);
+}
+
+/// A statement proves who owned when it was executed, and nothing of later.
+#[test]
+fn a_question_that_is_asked_while_a_statement_is_under_way_is_not_answered_by_it() {
+    let (mut appender, tickets) = with(1);
+    appender.append(tickets[0], 1, b"a");
+    let sent = parts(appender.next_call());
+    let question = appender.confirm(tickets[0]);
+    appender.answered(whole(&sent));
+    assert_eq!(appender.durable(tickets[0]).unwrap().sequence, 1);
+    assert!(appender.confirmed(tickets[0]) < question);
+    let sent = parts(appender.next_call());
+    appender.answered(whole(&sent));
+    assert_eq!(appender.confirmed(tickets[0]), question);
 }

@@ -138,6 +138,18 @@ fn after_an_outage_of_the_database_everybody_gets_a_whole_lease() {
     assert!(took >= LEASE, "{took:?}");
 }
 
+/// Otherwise all of them would claim at once when the database is back.
+#[test]
+fn after_an_outage_of_the_database_standbys_take_turns_anew() {
+    let mut world = World::of(&[(1, "b"), (2, "a")]);
+    assert_eq!(world.beat(&[2]), []);
+    for _ in 0..20 {
+        assert_eq!(world.miss(), []);
+    }
+    let (took, _) = world.until_act(&[2], LEASE * 2).unwrap();
+    assert!(took > RANK_STEP, "the first one gets a second: {took:?}");
+}
+
 #[test]
 fn of_several_standbys_the_first_by_name_tries_first() {
     let mut second = World::of(&[(1, "b"), (2, "z"), (3, "a")]).owned_by(2);
@@ -280,6 +292,21 @@ fn a_spare_whose_database_was_set_back_halts() {
     let mut serving = World::of(&[(1, "a")]);
     serving.serve();
     assert_eq!(serving.state.set_back(serving.now), [Act::Close(Loss::Regressed)]);
+}
+
+/// The owner may have released the partitions when it halted, or be one of the history that was
+/// restored. A node that is new would go on without what is lost.
+#[test]
+fn while_a_halted_node_lives_nobody_claims() {
+    for owner in [None, Some(3)] {
+        let mut world = World::of(&[(1, "a"), (2, "b")]);
+        world.set_owner(owner);
+        world.seen.nodes[1].state = Some(NodeState::Halted);
+        assert_eq!(world.until_act(&[2], LEASE * 10), None, "{owner:?}");
+        let (took, acts) = world.until_act(&[], LEASE * 2).unwrap();
+        assert!(matches!(acts.as_slice(), [Act::Open { .. }]), "{acts:?}");
+        assert!(took >= LEASE, "it was stopped: {took:?}");
+    }
 }
 
 #[test]

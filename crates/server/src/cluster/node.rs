@@ -393,7 +393,12 @@ impl Run {
             (Doing::Standby | Doing::Closing, Some(trouble)) => {
                 format!("this node is a standby after a failure: {}", trouble.shown())
             }
-            (Doing::Standby | Doing::Closing, None) => "this node is a standby".to_owned(),
+            (Doing::Standby | Doing::Closing, None) => match self.state.halted(now, &self.seen) {
+                Some(NodeRow { name, .. }) => {
+                    format!("this node is a standby: nobody serves while the node {name} is halted")
+                }
+                None => "this node is a standby".to_owned(),
+            },
         };
         let reason = Reason { why, serving };
         if *self.standby.reason() != reason {

@@ -1,6 +1,9 @@
 //! Faults of nodes and of the database.
 
+use std::collections::BTreeMap;
+
 use hapax_core::Time;
+use hapax_store::Sequence;
 
 use super::model::Tables;
 use super::owner::durable;
@@ -118,6 +121,17 @@ impl Cluster {
         serving.next()
     }
 
+    /// How far the partitions were as the living processes know it.
+    fn noted(&self) -> BTreeMap<u16, Sequence> {
+        let mut noted = BTreeMap::new();
+        let processes = self.machines.iter().filter_map(|machine| machine.process.as_ref());
+        for (partition, last) in processes.flat_map(|process| process.witnesses.known()) {
+            let known = noted.entry(partition).or_insert(last.sequence);
+            *known = last.sequence.max(*known);
+        }
+        noted
+    }
+
     /// A standby lags from here on.
     fn take_copy(&mut self) {
         let Some((at, server)) = self.server() else { return };
@@ -144,6 +158,8 @@ impl Cluster {
             return Ok(());
         };
         let mut undone = Vec::new();
+        // What heartbeats saw is lost like what was acknowledged: nodes halt by it.
+        let noted = self.noted();
         let process = self.machines.get_mut(at).and_then(|it| it.process.as_mut());
         for (partition, instance) in process.into_iter().flat_map(|it| &mut it.instances) {
             let Some(reached) = instance.partition.as_mut().and_then(|it| durable(it)) else {
@@ -153,7 +169,8 @@ impl Cluster {
             if end.claim != instance.claim {
                 return Ok(()); // A claim would be lost, too, and with it who has to notice.
             }
-            if end.last.sequence < reached {
+            let noted = noted.get(partition).copied().unwrap_or(0);
+            if end.last.sequence < reached.max(noted) {
                 undone.push(*partition);
             }
         }

@@ -211,9 +211,6 @@ impl Cluster {
     pub(super) fn is_halted(&self, at: usize) -> bool {
         let process = self.machines.get(at).and_then(|it| it.process.as_ref());
         let state = process.and_then(|process| process.state.as_ref());
-        state.is_some_and(|state| {
-            state.doing() == hapax_postgres::node::Doing::Halted
-                && state.node_state() == NodeState::Draining
-        })
+        state.is_some_and(|state| state.doing() == hapax_postgres::node::Doing::Halted)
     }
 }
