@@ -153,16 +153,20 @@ impl State {
         self.judge.note(now, seen);
         self.check_opening(now);
         let mut acts = Vec::new();
-        if self.doing == (Doing::Serving { is_cut_off: true }) {
+        let was_cut_off = self.doing == (Doing::Serving { is_cut_off: true });
+        if was_cut_off {
             self.doing = Doing::Serving { is_cut_off: false };
-            acts.push(Act::Resume);
         }
         match self.serving(now, seen) {
             Some(_) => self.vacant_since = None,
             None => self.vacant_since = Some(self.vacant_since.unwrap_or(now)),
         }
         match self.doing {
-            Doing::Serving { .. } => acts.extend(self.look_after(begun, now, seen)),
+            Doing::Serving { .. } => {
+                acts.extend(self.look_after(begun, now, seen));
+                // One that was replaced meanwhile does not serve on.
+                acts.extend((was_cut_off && acts.is_empty()).then_some(Act::Resume));
+            }
             Doing::Standby => acts.extend(self.claim(now, seen)),
             Doing::Opening | Doing::Closing | Doing::Halted => {}
         }

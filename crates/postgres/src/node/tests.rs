@@ -177,6 +177,15 @@ fn a_node_without_heartbeats_takes_itself_for_cut_off_before_others_do() {
 }
 
 #[test]
+fn who_was_replaced_while_it_was_cut_off_does_not_serve_on_for_a_moment() {
+    let mut world = World::of(&[(1, "a"), (2, "b")]);
+    world.serve();
+    while world.miss().is_empty() {}
+    world.set_owner(Some(2));
+    assert_eq!(world.beat(&[2]), [Act::Close(Loss::Fenced)]);
+}
+
+#[test]
 fn who_was_replaced_closes_and_claims_nothing_for_a_while_and_then_for_longer() {
     let mut world = World::of(&[(1, "a"), (2, "b")]);
     let mut waits = Vec::new();

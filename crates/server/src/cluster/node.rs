@@ -322,9 +322,8 @@ impl Run {
     }
 
     fn lost(&mut self, now: Duration, loss: Loss, why: String) -> Vec<Act> {
-        match loss {
-            Loss::Fenced => tracing::warn!(why, "another node took over from this one"),
-            _ => tracing::error!(why, "the partitions have stopped"),
+        if loss != Loss::Fenced {
+            tracing::error!(why, "the partitions have stopped");
         }
         self.trouble = Some(Trouble::of(loss, why)).filter(|_| loss != Loss::Fenced);
         self.state.lost(now, loss)
@@ -341,6 +340,10 @@ impl Run {
             }
             Act::Close(loss) => {
                 if let Some(serving) = self.serving.take() {
+                    // Whether a heartbeat told it, or a partition.
+                    if loss == Loss::Fenced {
+                        tracing::warn!("another node took over from this one");
+                    }
                     if loss == Loss::Stalled {
                         let why = "it got nothing done although the database answers";
                         tracing::error!(why, "this node gives up, so that another one may serve");
