@@ -389,7 +389,8 @@ fn count_rows(store: &mut Stepped) -> u32 {
     store
         .store
         .scan(&[], &[0xff; 8], &mut |_, value| {
-            assert_eq!(value, Some(VALUE.as_slice()));
+            let Some(value) = value else { return true };
+            assert_eq!(value, VALUE);
             rows += 1;
             true
         })

@@ -151,3 +151,28 @@ fn a_step_of_a_checkpoint_copies_no_more_than_it_may() {
     assert_eq!(snapshot.size().0 as u64, 2 * COUNT, "every message is in it");
     assert!(!world.machine.is_copying() && world.machine.is_in_checkpoint());
 }
+
+#[test]
+fn l6_a_group_that_ended_is_not_found_in_its_old_row_while_a_checkpoint_is_written() {
+    let mut world = World::new();
+    let config = Config { order: Order::Group, max_attempts: 1, ..Config::default() };
+    let configure = Configure { queue: name(1), config, if_version: None };
+    world.run(Command::Configure(Box::new(configure)));
+    world.run(send(1, 1, 0));
+    world.checkpoint();
+    let Outcome::Received(taken) = world.run(receive(1, 10)) else { panic!("it is delivered") };
+    let verb = Verb::Fail { error: "e".to_owned(), delay_ms: None, dead: true };
+    world.run(Command::Settle(Settle { lease: taken[0].lease, verb }));
+    // The group is over, and in memory for the sake of the dead message.
+    world.begin_checkpoint();
+    world.copy_changed(usize::MAX);
+    let key = KeyName { queue: name(1), key: "k1".into(), group: None };
+    assert!(matches!(world.run(Command::Discard(key)), Outcome::Ok));
+    world.run(send(1, 2, 0));
+    let stats = world.machine.queues().next().unwrap().1.stats;
+    assert_eq!((stats.ready, stats.held), (1, 0));
+    world.finish_checkpoint();
+    world.crash();
+    let Outcome::Received(taken) = world.run(receive(1, 10)) else { panic!("it is delivered") };
+    assert_eq!(taken.len(), 1);
+}
