@@ -88,8 +88,8 @@ impl Settings {
     }
 }
 
-/// Refuses an `@` that is not the one before the hosts: what follows it is read as a host, a name or
-/// a parameter, and shown, although it may be a part of the password.
+/// Refuses an `@` that is not the one before the hosts: what follows it is read as a host, a name
+/// or a parameter, and shown, although it may be a part of the password.
 fn refuse_bare_at(url: &str) -> Result<(), BadUrl> {
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let rest = base.split_once("://").map_or(base, |(_, rest)| rest);

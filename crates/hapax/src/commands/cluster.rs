@@ -172,9 +172,9 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
         Some(database) => screen
             .line(format_args!("the loss is accepted in {database}: start the nodes again"))?,
         None => screen.line(
-            "nothing was changed yet. Compare with what the halted nodes report: if one of them was \
-             further, what was acknowledged after these positions is lost, and to go on without it, \
-             repeat with --yes. If none was, there is nothing to accept",
+            "nothing was changed yet. Compare with what the halted nodes report: if one of them \
+             was further, what was acknowledged after these positions is lost, and to go on \
+             without it, repeat with --yes. If none was, there is nothing to accept",
         )?,
     }
     Ok(Exit::Ok)
