@@ -276,7 +276,7 @@ mod tests {
             assert!(told.contains("%40") && !told.contains("cret"), "{told}");
         }
         for url in
-            ["postgres://hapax:s3%40cret@127.0.0.1/it", "postgres:///it?host=one&user=me@one"]
+            ["postgres://hapax:s3%40cret@127.0.0.1/it", "postgres://me@one/it?application_name=a@b"]
         {
             assert!(Settings::parse(url).is_ok(), "{url}");
         }
