@@ -62,6 +62,16 @@ fn explained(error: Error, words: &[String]) -> Error {
     if let Some(variable) = of_variable {
         error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
     }
+    if let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
+        && error.kind() == ErrorKind::MissingRequiredArgument
+    {
+        let named = missing.iter().map(|missing| match missing.starts_with("--store ") {
+            true => format!("{missing} (or HAPAX_STORE)"),
+            false => missing.clone(),
+        });
+        let named = named.collect();
+        error.insert(ContextKind::InvalidArg, ContextValue::Strings(named));
+    }
     if let Some(negative) = negative(&error, words) {
         let what = format!("'{negative}' is negative: durations, sizes and counts are not");
         return Arguments::command().error(ErrorKind::InvalidValue, what);

@@ -168,6 +168,13 @@ impl Connection {
         if failure.next.is_some() && !is_foreign {
             return failure;
         }
+        // One of several was refused, and that is the one that was asked last.
+        if is_refused && self.server.contains(',') {
+            let what = format!("none of {} serves right now: {}", self.server, failure.what);
+            let next = "while another node takes over, repeat it, or send with --retry 30s; hapax \
+                        cluster status shows the nodes";
+            return Failure { what, ..failure }.next(next);
+        }
         if !is_refused && let Some(found) = diagnosis::look(self.first(), &failure).await {
             return Failure { code: Some(Code::Unavailable), ..found };
         }

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 pub(crate) use lint::lint;
 pub(crate) use origin::Origin;
-pub(crate) use value::{OrOff, Store, text};
+pub(crate) use value::{OrOff, Store, is_database, text};
 pub(crate) use values::{Flags, Values};
 
 /// The settings that decide whether the broker may be reached from other machines.
@@ -99,7 +99,7 @@ impl Settings {
         // A setting that could not be read has its default, which must not be compared with the
         // others.
         let is_read = |name: &str| wrong.iter().all(|wrong| wrong.finding.field != name);
-        if REACH.into_iter().all(is_read)
+        if REACH.into_iter().chain(["store"]).all(is_read)
             && let Err(Mistakes(more)) = settings.check()
         {
             wrong.extend(more);
@@ -120,11 +120,17 @@ impl Settings {
     }
 
     /// Whether the broker may start: it refuses to listen beyond loopback without tokens or TLS,
-    /// unless that is allowed.
+    /// unless that is allowed, and to be a node without a store.
     pub(crate) fn check(&self) -> Result<(), Mistakes> {
         let found = hapax_server::lint::reach(&self.options());
         let mut found = self.located(found);
         found.retain(|found| found.finding.severity() == Severity::Error);
+        found.extend(self.values.without_store().into_iter().map(|name| {
+            let why = "it is for a node of a broker on a database, and --store is missing: this \
+                       would be a broker of its own, with its data in a directory";
+            let fix = "Give --store URL (HAPAX_STORE), or leave it out";
+            self.wrong(Rule::Value, name, why.to_owned(), fix.to_owned())
+        }));
         if found.is_empty() { Ok(()) } else { Err(Mistakes(found)) }
     }
 

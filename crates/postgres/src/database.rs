@@ -97,6 +97,22 @@ impl Database {
     /// Connects and checks. Where the database is empty the broker is created in it, if `create` is
     /// given, and refused otherwise. Blocks.
     pub fn connect(settings: Settings, create: Option<&Create>) -> Result<Self, Refused> {
+        let (asked, create) = (settings.clone(), create.cloned());
+        let checking = async move { Ok((schema::check(&asked, create.as_ref()).await?, ())) };
+        Self::checked(settings, checking).map(|(database, ())| database)
+    }
+
+    /// Connects to read what nodes do. Settings with which the database would lose what it
+    /// confirms, and which no node accepts, are returned beside it. Blocks.
+    pub fn look(settings: Settings) -> Result<(Self, Option<Refused>), Refused> {
+        let asked = settings.clone();
+        Self::checked(settings, async move { schema::look(&asked).await })
+    }
+
+    fn checked<T: Send + 'static>(
+        settings: Settings,
+        checking: impl Future<Output = Result<(Shared, T), Refused>> + Send + 'static,
+    ) -> Result<(Self, T), Refused> {
         let unreachable =
             |why: String| Refused::Unreachable { database: settings.shown().to_owned(), why };
         let runtime = Builder::new_multi_thread()
@@ -105,9 +121,7 @@ impl Database {
             .enable_all()
             .build()
             .map_err(|error| unreachable(error.to_string()))?;
-        let (asked, create) = (settings.clone(), create.cloned());
-        let checking = async move { schema::check(&asked, create.as_ref()).await };
-        let shared = match wait(&runtime, checking) {
+        let (shared, beside) = match wait(&runtime, checking) {
             Some(checked) => checked?,
             None => return Err(unreachable("its thread ended".to_owned())),
         };
@@ -132,7 +146,7 @@ impl Database {
         let (pool, members) = (pool(POOL), pool(1));
         let runtime = Some(runtime);
         let inner = Inner { settings, shared, lanes, pool, members, pulse, on_append, runtime };
-        Ok(Self(Arc::new(inner)))
+        Ok((Self(Arc::new(inner)), beside))
     }
 
     pub fn shared(&self) -> &Shared {

@@ -25,7 +25,7 @@ pub enum Refused {
     ReadOnly { database: String },
     #[error(
         "{database} would lose what was acknowledged: {setting} is {value}. Set {setting} = \
-         {remedy} and start again"
+         {remedy} and try again"
     )]
     Unsafe { database: String, setting: &'static str, value: String, remedy: &'static str },
     #[error("{database} does not let {user} do what is needed: {why}. As its owner: {remedy}")]

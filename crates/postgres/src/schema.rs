@@ -38,6 +38,21 @@ pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Resul
     checks.shared().await
 }
 
+/// Connects and checks to look on: settings that would lose data are returned beside.
+pub(crate) async fn look(settings: &Settings) -> Result<(Shared, Option<Refused>), Refused> {
+    let connection = open(settings).await?;
+    let checks = Checks { connection: &connection, database: settings.shown().to_owned() };
+    let warning = match checks.server().await {
+        Ok(()) => None,
+        Err(refused @ Refused::Unsafe { .. }) => Some(refused),
+        Err(refused) => return Err(refused),
+    };
+    match checks.tables().await? {
+        Found::Broker => Ok((checks.shared().await?, warning)),
+        Found::Nothing { .. } => Err(Refused::Empty { database: checks.database }),
+    }
+}
+
 /// Connects; refuses a server that takes reads only.
 pub(crate) async fn open(settings: &Settings) -> Result<Connection, Refused> {
     match Connection::open(settings).await {
@@ -54,6 +69,15 @@ fn unreachable(settings: &Settings, failure: &Failure) -> Refused {
     let hint = match () {
         () if text.contains("3D000") => "; create it first: CREATE DATABASE …",
         () if text.contains("28P01") => "; check user and password in the URL",
+        () if text.contains("password missing") => {
+            "; put it into the URL, postgres://user:password@host/database: PGPASSWORD and .pgpass \
+             are not read"
+        }
+        () if text.contains("error communicating with the server: bytes remaining")
+            || text.contains("unexpected message from server") =>
+        {
+            "; is this PostgreSQL?"
+        }
         () if text.contains("28000") => "; let this host and user in by pg_hba.conf",
         () if text.contains("UnknownIssuer") => "; name its CA by sslrootcert=/path/of/ca.pem",
         () => "",

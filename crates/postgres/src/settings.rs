@@ -42,6 +42,7 @@ impl Settings {
             };
             return Err(bad(format!("{start}; write postgres://user@host/database")));
         }
+        refuse_bare_at(url)?;
         let own = Own::take(url)?;
         let config = config(&own.rest)?;
         if config.get_hosts().is_empty() {
@@ -85,6 +86,24 @@ impl Settings {
     pub fn is_encrypted(&self) -> bool {
         self.hosts.iter().all(|host| host.get_ssl_mode() == SslMode::Require)
     }
+}
+
+/// Refuses an `@` that is not the one before the hosts: what follows it is read as a host, a name
+/// or a parameter, and shown, although it may be a part of the password.
+fn refuse_bare_at(url: &str) -> Result<(), BadUrl> {
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let rest = base.split_once("://").map_or(base, |(_, rest)| rest);
+    let authority = rest.split('/').next().unwrap_or_default();
+    let in_name = |pair: &str| pair.split('=').next().is_some_and(|name| name.contains('@'));
+    let is_bare = rest.matches('@').count() > 1
+        || rest.matches('@').count() != authority.matches('@').count()
+        || query.split('&').any(in_name);
+    if !is_bare {
+        return Ok(());
+    }
+    let why = "an @ is not where it belongs, and the URL is not shown, since it may be in the \
+               password: in user and password write %40 for @, %2F for /, %3F for ?";
+    Err(bad(why.to_owned()))
 }
 
 /// Where TLS is used. There is no encryption without verification.
@@ -243,7 +262,25 @@ fn bad(why: String) -> BadUrl {
 
 #[cfg(test)]
 mod tests {
-    use super::each_host;
+    use super::{Settings, each_host};
+
+    #[test]
+    fn a_password_that_is_not_escaped_is_refused_and_not_shown() {
+        for url in [
+            "postgres://hapax:s3@cret@127.0.0.1:5432/it",
+            "postgres://hapax:3/s@cret@127.0.0.1:5432/it",
+            "postgres://hapax:3/scret@127.0.0.1:5432/it",
+            "postgres://hapax:3?scret@127.0.0.1:5432/it",
+        ] {
+            let told = Settings::parse(url).unwrap_err().to_string();
+            assert!(told.contains("%40") && !told.contains("cret"), "{told}");
+        }
+        for url in
+            ["postgres://hapax:s3%40cret@127.0.0.1/it", "postgres://me@one/it?application_name=a@b"]
+        {
+            assert!(Settings::parse(url).is_ok(), "{url}");
+        }
+    }
 
     #[test]
     fn every_host_has_a_url_of_its_own() {

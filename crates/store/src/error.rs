@@ -57,7 +57,7 @@ pub enum Error {
          database. Bring the later state back, or accept the loss (hapax cluster accept-loss)"
     )]
     Regressed { file: String, had: LogEnd, found: LogEnd },
-    #[error("{file} would lose data: {setting}; change it and start again")]
+    #[error("{file} would lose data: {setting}. Set it back: a node then goes on by itself")]
     Unsafe { file: String, setting: String },
     #[error("{file} cannot be reached: {why}")]
     Unreachable { file: String, why: String },

@@ -14,7 +14,7 @@ use hapax_store::disk::{self, DiskStore};
 use hapax_store::{OsVolume, Volume};
 use serde_json::{Value, json};
 
-use super::check::{partitions, refuse_database};
+use super::check::{of_node, partitions, refuse_database};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, count, progress};
@@ -49,6 +49,7 @@ pub(crate) struct Restore {
 
 pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
     let screen = backup.output.screen();
+    backup.paths.iter().try_for_each(|path| refuse_database(path))?;
     match (backup.online, backup.paths.as_slice()) {
         (true, [target]) => {
             backup.connection.open(async |session| online(session, screen, target).await).await
@@ -56,7 +57,7 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
         (true, _) => Err(Failure::usage("with --online, give only the target")
             .next("the broker knows where its data is: hapax backup --online TARGET")),
         (false, [directory, target]) => {
-            refuse_database(directory)?;
+            refuse_node(directory)?;
             copy(screen, directory, target)
                 .with_context(|| format!("{} was not backed up", directory.display()))
                 .map_err(failed)?;
@@ -70,11 +71,17 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
 }
 
 pub(crate) fn restore(restore: &Restore) -> Result<Exit, Failure> {
+    refuse_database(&restore.backup)?;
     refuse_database(&restore.directory)?;
+    refuse_node(&restore.backup)?;
     copy(restore.output.screen(), &restore.backup, &restore.directory)
         .with_context(|| format!("{} was not restored", restore.directory.display()))
         .map_err(failed)?;
     Ok(Exit::Ok)
+}
+
+fn refuse_node(directory: &Path) -> Result<(), Failure> {
+    if Data::is_of_node(directory) { Err(of_node(directory)) } else { Ok(()) }
 }
 
 async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit, Failure> {

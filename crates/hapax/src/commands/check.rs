@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, count};
+use crate::settings::is_database;
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
@@ -71,14 +72,25 @@ pub(super) fn partitions(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
             let next = "name the directory that the broker was started with (--data)";
             Failure::new(Exit::Failure, what).next(next)
         }
+        engine::Error::OfNode(path) => of_node(&path),
         other => Failure::new(Exit::Failure, other.to_string()),
     })
 }
 
-/// Refuses the URL of a database where a directory is meant.
+/// Refuses the directory of a node, which has nothing to check or to copy.
+pub(super) fn of_node(directory: &Path) -> Failure {
+    let what = format!(
+        "{} is the directory of a node, whose data is in PostgreSQL: nothing is in it but a cache",
+        directory.display()
+    );
+    let next = "the database is backed up, restored and checked with its own tools (pg_basebackup, \
+                pgBackRest, WAL-G, pg_amcheck), and hapax cluster status shows its nodes";
+    Failure::usage(what).next(next)
+}
+
+/// Refuses the address of a database where a directory is meant, without showing it.
 pub(super) fn refuse_database(directory: &Path) -> Result<(), Failure> {
-    let is_url = |scheme| directory.to_str().is_some_and(|path| path.starts_with(scheme));
-    if !["postgres:", "postgresql:"].into_iter().any(is_url) {
+    if !is_database(directory) {
         return Ok(());
     }
     let what = "data in PostgreSQL is not a directory: the database backs it up and checks it";

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, Table};
+use crate::screen::{Output, Table, say};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -75,6 +75,9 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
 
 fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
     let status = cluster::status(&store.checked()?).map_err(refused)?;
+    if let Some(warning) = &status.warning {
+        say(format_args!("warning: {warning}"));
+    }
     let screen = output.screen();
     let name_of = |id| {
         let node = status.nodes.iter().find(|(node, _)| Some(node.id) == id);
@@ -117,6 +120,12 @@ fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
         ]);
     }
     table.print(screen)?;
+    if !status.nodes.is_empty() && status.nodes.iter().all(|(_, beats)| !beats) {
+        screen.line(
+            "no node beats: either none runs, or the database does not commit, as when it waits \
+             for a synchronous standby that is away",
+        )?;
+    }
     screen.line("")?;
     let mut table = Table::new(&[">partition", ">epoch", "owner"]);
     for partition in &status.partitions {
@@ -163,8 +172,9 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
         Some(database) => screen
             .line(format_args!("the loss is accepted in {database}: start the nodes again"))?,
         None => screen.line(
-            "everything that was acknowledged after that is lost; nothing was changed yet: compare \
-             with what the halted nodes report, and repeat with --yes",
+            "nothing was changed yet. Compare with what the halted nodes report: if one of them \
+             was further, what was acknowledged after these positions is lost, and to go on \
+             without it, repeat with --yes. If none was, there is nothing to accept",
         )?,
     }
     Ok(Exit::Ok)

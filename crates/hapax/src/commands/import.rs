@@ -11,6 +11,7 @@ use super::cluster::Store;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, count, progress, say};
+use crate::settings::is_database;
 
 const BAR: &str = "{msg:9} {bar:40} {bytes}/{total_bytes}, {eta} left";
 
@@ -45,6 +46,19 @@ pub(crate) struct Import {
 pub(crate) fn run(arguments: &Import) -> Result<Exit, Failure> {
     let Import { directory, retire, store, output } = arguments;
     let store = store.checked()?;
+    if is_database(directory) {
+        let what = "the directory to import is the address of a database";
+        let next = "hapax import DIR --store URL brings a directory into a database";
+        return Err(Failure::usage(what).next(next));
+    }
+    if Data::is_of_node(directory) {
+        let what = format!(
+            "{} is the directory of a node, whose data is in PostgreSQL already",
+            directory.display()
+        );
+        let next = "name the data directory of a broker on disk, or a backup of it";
+        return Err(Failure::usage(what).next(next));
+    }
     let bar = progress(0, BAR);
     let imported = import(directory, &store, &mut |stage, done, total| {
         bar.set_message(match stage {

@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::parse::warn_of_variables;
 use crate::screen::{Colour, Output, Table, count};
-use crate::settings::{self, Flags, Located, Profile};
+use crate::settings::{self, Flags, Located, Profile, is_database};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -77,6 +77,10 @@ pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
     let screen = lint.output.screen();
     let mut all: Vec<(String, Vec<Located>)> = Vec::new();
     for path in &lint.files {
+        if is_database(path) {
+            let what = "a FILE is the address of a database: hapax lint checks settings files";
+            return Err(Failure::usage(what));
+        }
         let name = path.display().to_string();
         let text = match name.as_str() {
             "-" => {

@@ -72,6 +72,12 @@ impl Data {
             },
             Home::Directory { path, is_named } => {
                 refuse_node(&path)?;
+                // No broker reads the tokens of a directory that was imported.
+                if let Err(error @ engine::Error::Retired(_)) = engine::Data::partition_paths(&path)
+                {
+                    return Err(Failure::usage(error.to_string())
+                        .next("its tokens are in the database now: --store URL, or HAPAX_STORE"));
+                }
                 // A missing directory is created only if it was given explicitly: tokens in a
                 // directory that no broker uses would be useless.
                 if !path.exists() {

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use hapax_server::options::StoreUrl;
@@ -123,6 +124,43 @@ impl Serialize for Store {
     }
 }
 
+/// Whether a path is the address of a database, as a URL or in the words of libpq. It may have a
+/// password: whoever refuses it does not show it.
+pub(crate) fn is_database(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let begins = |start: &str| text.split_whitespace().any(|word| word.starts_with(start));
+    let words = ["password=", "host=", "hostaddr=", "user=", "dbname=", "service="];
+    text.contains("://")
+        || text.starts_with("postgres:")
+        || text.starts_with("postgresql:")
+        || begins("password=")
+        || words.into_iter().filter(|word| begins(word)).count() > 1
+}
+
+/// What is wrong with the name of a node.
+pub(super) fn bad_name(name: &str) -> Option<String> {
+    let is_bad = |c: char| c.is_control() || c == '/';
+    let length = name.chars().count();
+    let is_good = (1..=80).contains(&length) && name.trim() == name && !name.contains(is_bad);
+    (!is_good).then(|| {
+        "a name must have 1 to 80 visible characters, without / and without a space at its ends"
+            .to_owned()
+    })
+}
+
+/// What is wrong with the address that clients are given.
+pub(super) fn bad_address(address: &str) -> Option<String> {
+    let url = address.parse::<http::Uri>().ok();
+    let is_http = |url: &http::Uri| matches!(url.scheme_str(), Some("http" | "https"));
+    let is_good = |url: &http::Uri| {
+        is_http(url)
+            && url.host().is_some_and(|host| !host.is_empty())
+            && url.authority().is_some_and(|authority| !authority.as_str().contains('@'))
+    };
+    let why = "clients cannot follow it: it does not begin with http:// or https:// and a host";
+    (!url.as_ref().is_some_and(is_good)).then(|| why.to_owned())
+}
+
 /// A number of bytes. A file may have the bare number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Size(pub(crate) u64);
@@ -218,6 +256,38 @@ mod tests {
             let why = store.0.check().unwrap_err().to_string();
             let shown = format!("{why} {store:?}");
             assert!(!shown.contains("s3cret"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn the_address_of_a_database_is_no_directory() {
+        for text in [
+            "postgres://hapax:s3cret@db/queues",
+            "mysql://db",
+            "postgres:db",
+            "host=db user=hapax",
+            "password=s3cret",
+        ] {
+            assert!(is_database(Path::new(text)), "{text}");
+        }
+        for text in ["hapax-data", "/var/lib/hapax", "host=a", "postgres", "a:b/c", "a b"] {
+            assert!(!is_database(Path::new(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn nodes_have_names_and_addresses_that_clients_can_follow() {
+        for name in ["a", "node 1", "böse.example", &"n".repeat(80)] {
+            assert_eq!(bad_name(name), None);
+        }
+        for name in ["", " ", "/", "a/b", "a\u{7}", "a\n", " a", &"n".repeat(81)] {
+            assert!(bad_name(name).is_some(), "{name:?}");
+        }
+        for address in ["http://a:1", "https://a.example", "https://[::1]:4747", "http://a/"] {
+            assert_eq!(bad_address(address), None, "{address}");
+        }
+        for address in ["ftp://x", "http://", "https://:4747", "a:4747", "a", "http://a b", "/"] {
+            assert!(bad_address(address).is_some(), "{address}");
         }
     }
 

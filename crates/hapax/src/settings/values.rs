@@ -16,7 +16,10 @@ use serde::{Deserialize, Serialize};
 use toml::de::{DeValue, ValueDeserializer};
 
 use super::origin::Origin;
-use super::value::{Address, Endpoint, OrOff, Size, Span, Store, number, text, word};
+use super::value::{
+    Address, Endpoint, OrOff, Size, Span, Store, bad_address, bad_name, is_database, number, text,
+    word,
+};
 use crate::size;
 
 /// At least the largest body, so that every allowed request can be read.
@@ -25,6 +28,9 @@ const TEBIBYTE: u64 = 1 << 40;
 /// The words of the settings that have words.
 const AUTH: &[&str] = &["off", "tokens"];
 const FORMATS: &[&str] = &["text", "json"];
+/// Why a directory is refused, without showing it.
+const DATABASE: &str = "it is the address of a database, which goes to --store (HAPAX_STORE), and \
+                        is not shown here, since it may have a password";
 
 /// The settings. The first paragraph of each is its short help.
 #[derive(Clone, Debug, PartialEq, Args, Serialize)]
@@ -175,7 +181,26 @@ impl Values {
         let empty = self.data.as_os_str().is_empty().then(|| ("data", "it is empty".to_owned()));
         let store = self.store.0.as_ref().and_then(|store| store.0.check().err());
         let store = store.map(|error| ("store", error.to_string()));
-        refused.chain(empty).chain(store).collect()
+        let directories = [("data", Some(&self.data)), ("cache_dir", self.cache_dir.0.as_ref())];
+        let databases = directories
+            .into_iter()
+            .filter_map(|(name, path)| is_database(path?).then(|| (name, DATABASE.to_owned())));
+        let node_name =
+            self.node_name.0.as_deref().and_then(bad_name).map(|why| ("node_name", why));
+        let address = self.advertise.0.as_deref().and_then(bad_address);
+        let address = address.map(|why| ("advertise", why));
+        refused.chain(empty).chain(store).chain(databases).chain(node_name).chain(address).collect()
+    }
+
+    /// The settings that are given, and have a meaning with a store alone, if there is none.
+    pub(super) fn without_store(&self) -> Vec<&'static str> {
+        let given = [
+            ("node_name", self.node_name.0.is_some()),
+            ("advertise", self.advertise.0.is_some()),
+            ("cache_dir", self.cache_dir.0.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given && self.store.0.is_none());
+        given.map(|(name, _)| name).collect()
     }
 
     /// The options of the broker. Tenants and queues can only be declared in a file.

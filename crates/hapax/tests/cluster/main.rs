@@ -179,6 +179,29 @@ fn the_status_of_a_cluster_comes_from_its_database() {
     let loss = loss.unwrap();
     assert!(!loss.status.success(), "{}", printed(&loss));
     assert!(printed(&loss).contains("stop all nodes first"), "{}", printed(&loss));
+    // It only reads: what keeps nodes from going on does not keep it from showing them.
+    cluster.server.set("fsync", "off");
+    let status = hapax(&["cluster", "status"]).env("HAPAX_STORE", &cluster.url).output().unwrap();
+    let shown = printed(&status);
+    assert!(status.status.success() && shown.contains("fsync is off"), "{shown}");
+    assert!(shown.contains("\na ") && shown.contains("\nb "), "{shown}");
+}
+
+#[test]
+fn a_cluster_in_which_nobody_beats_is_told_as_such() {
+    let Some(cluster) = Cluster::start() else { return };
+    let mut node = cluster.setup("a").start();
+    serves(&node);
+    node.kill();
+    let asked = |arguments: &[&str]| {
+        let asked = hapax(arguments).env("HAPAX_STORE", &cluster.url).output().unwrap();
+        assert!(asked.status.success(), "{}", printed(&asked));
+        printed(&asked)
+    };
+    let shown = asked(&["cluster", "status"]);
+    assert!(shown.contains("no node beats") && shown.contains("synchronous standby"), "{shown}");
+    let shown = asked(&["cluster", "accept-loss"]);
+    assert!(shown.contains("if one of them was further") && shown.contains("nothing to accept"));
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod help;
 mod json;
 mod keys;
 mod local;
+mod places;
 mod queues;
 mod sends;
 mod serves;

@@ -19,6 +19,8 @@ const WATCH: Duration = Duration::from_millis(1_500);
 pub struct Status {
     /// Host and name of the database that answered.
     pub database: String,
+    /// Why nodes do not use it as it is set.
+    pub warning: Option<String>,
     /// Each node, and whether it beat while it was watched.
     pub nodes: Vec<(NodeRow, bool)>,
     pub partitions: Vec<OwnerRow>,
@@ -26,7 +28,8 @@ pub struct Status {
 
 /// Reads the nodes, watches them for a moment, and reads them again. Blocks.
 pub fn status(store: &StoreUrl) -> Result<Status, Error> {
-    let database = Database::connect(store.settings()?, None)?;
+    let (database, warning) = Database::look(store.settings()?)?;
+    let warning = warning.map(|refused| refused.to_string());
     let before = read(&database)?;
     std::thread::sleep(WATCH);
     let after = read(&database)?;
@@ -36,7 +39,7 @@ pub fn status(store: &StoreUrl) -> Result<Status, Error> {
         (node, has_beaten)
     });
     let (database, nodes) = (database.answered(), nodes.collect());
-    Ok(Status { database, nodes, partitions: after.partitions })
+    Ok(Status { database, warning, nodes, partitions: after.partitions })
 }
 
 /// How far each partition is, in the database that is returned beside it. Blocks.
