@@ -49,7 +49,8 @@ pub enum Command {
         queue: QueueName,
         id: Arc<str>,
     },
-    /// The result of sending an emit to its queue.
+    /// The result of sending an emit to its queue: one for each time it was returned. A second
+    /// refusal would be taken for that of its dead letter.
     Relayed {
         id: u64,
         arrival: Arrival,

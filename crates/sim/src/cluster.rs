@@ -120,6 +120,8 @@ struct Side {
     checker: Checker,
     /// Requests that go with the next batch.
     urgent: Vec<Op>,
+    /// How often it got an owner.
+    openings: u64,
     last_at: Time,
     shown: BTreeMap<usize, Stats>,
 }
@@ -141,6 +143,7 @@ impl Side {
             workload: Workload::default(),
             checker,
             urgent: Vec::new(),
+            openings: 0,
             last_at: Time(0),
             shown: BTreeMap::new(),
         }

@@ -188,6 +188,13 @@ impl Op {
         }
     }
 
+    /// Whether the process that owns the partition does it by itself, for the emits of its list.
+    /// The next owner sends them again: a confirmation of the earlier one's would be taken for one
+    /// of its own, and a second refusal for that of the dead letter.
+    pub fn is_of_owner(&self) -> bool {
+        matches!(self, Self::Emit(_) | Self::Relayed { .. })
+    }
+
     pub fn command(&self, scene: &Scene, items: &[Item]) -> Command {
         let maker = Maker { scene, items };
         match self {

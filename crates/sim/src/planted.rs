@@ -45,6 +45,8 @@ pub enum Bug {
     RelayConfirmedEarly,
     /// An emit that its queue refuses for good is dropped.
     RefusedDropped,
+    /// A list of emits is told of each refusal twice.
+    RefusedTwice,
     /// While partitions are copied, lists of emits drop what arrives.
     ConfirmedWhileCopied,
     /// Emits are sent before the partitions agree about their queues.

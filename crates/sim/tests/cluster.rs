@@ -74,6 +74,11 @@ fn nodes_that_fail_on_a_database_that_fails_lose_and_double_nothing() {
 }
 
 #[test]
+fn a_node_that_takes_over_as_the_drain_begins_does_not_go_on_for_the_earlier_one() {
+    green(10_617..10_618, &Settings::default());
+}
+
+#[test]
 fn without_faults_everything_drains() {
     let settings = Settings { faults: false, ..Settings::default() };
     let tally = green(0..20, &settings);

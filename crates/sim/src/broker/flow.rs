@@ -313,6 +313,13 @@ impl Broker {
                 }
             }
         }
+        if self.settings.bug == Some(Bug::RefusedTwice) {
+            let is_refused = |command: &&Command| {
+                matches!(command, Command::Relayed { arrival: Arrival::Refused(_), .. })
+            };
+            let again: Vec<_> = confirmed.commands.iter().filter(is_refused).cloned().collect();
+            confirmed.commands.extend(again);
+        }
         if let Some(commands) = self.confirmations.pass(from, confirmed.commands) {
             self.tell_list(from, commands);
         }

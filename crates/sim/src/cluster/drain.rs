@@ -132,16 +132,32 @@ impl Cluster {
     }
 
     /// Submits in batches and waits for every answer. What an owner does not answer any more is
-    /// asked again in a later round.
+    /// asked again in a later round. If another owner takes over meanwhile, it is asked first what
+    /// it knows, and what the earlier one would have done about its emits ended with it.
     pub(super) fn submit_all(&mut self, partition: u16, ops: Vec<Op>) -> Going {
+        let first = self.openings(partition);
+        let mut last = first;
         for batch in ops.chunks(BATCH) {
             let at = self.await_owner(partition)?;
             self.settle(at, partition)?;
             let at = self.await_owner(partition)?;
-            self.submit(at, partition, batch.to_vec())?;
+            let Some(side) = self.sides.get_mut(usize::from(partition)) else { return Ok(()) };
+            let mut asked = Vec::new();
+            if side.openings != last {
+                last = side.openings;
+                asked.append(&mut side.urgent);
+            }
+            let is_left = |op: &&Op| last == first || !op.is_of_owner();
+            asked.extend(batch.iter().filter(is_left).cloned());
+            self.submit(at, partition, asked)?;
             self.settle(at, partition)?;
         }
         Ok(())
+    }
+
+    /// How often the partition got an owner.
+    fn openings(&self, partition: u16) -> u64 {
+        self.sides.get(usize::from(partition)).map_or(0, |side| side.openings)
     }
 
     fn settle(&mut self, at: usize, partition: u16) -> Going {

@@ -250,8 +250,9 @@ impl Cluster {
     pub(super) fn ask_first(&mut self, partition: usize) {
         let Some(side) = self.sides.get_mut(partition) else { return };
         // The new owner returns the emits that are on their way.
+        side.openings += 1;
         side.workload.crashed();
-        side.urgent.retain(|op| !matches!(op, Op::Receive { .. } | Op::Relayed { .. }));
+        side.urgent.retain(|op| !op.is_of_owner() && !matches!(op, Op::Receive { .. }));
         let mut looks: Vec<Op> =
             (0..side.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
         for _ in 0..FIRST {
