@@ -184,7 +184,8 @@ impl Values {
         let directories = [("data", Some(&self.data)), ("cache_dir", self.cache_dir.0.as_ref())];
         let databases = directories
             .into_iter()
-            .filter_map(|(name, path)| is_database(path?).then(|| (name, DATABASE.to_owned())));
+            .filter(|(_, path)| path.is_some_and(|path| is_database(path)))
+            .map(|(name, _)| (name, DATABASE.to_owned()));
         let node_name =
             self.node_name.0.as_deref().and_then(bad_name).map(|why| ("node_name", why));
         let address = self.advertise.0.as_deref().and_then(bad_address);
