@@ -272,7 +272,7 @@ fn planted_emit_that_is_dropped_when_its_queue_refuses_it_turns_the_brokers_red(
 
 #[test]
 fn planted_list_that_forgets_emits_while_it_is_copied_turns_the_brokers_red() {
-    turns_restored_brokers_red(Bug::ConfirmedWhileCopied, 250..400);
+    turns_restored_brokers_red(Bug::ConfirmedWhileCopied, 0..120);
 }
 
 #[test]
