@@ -250,7 +250,11 @@ impl Machine {
             table::MACHINE => self.boot_machine(value)?,
             table::QUEUE => {
                 let id = u32::from_be_bytes(exactly(rest)?);
-                self.queues.insert(Queue::decode(id, value, self.next_seq)?);
+                let queue = Queue::decode(id, value, self.next_seq)?;
+                if queue.stats.ready > 0 {
+                    self.heads.add(id);
+                }
+                self.queues.insert(queue);
                 self.report_later(id);
             }
             table::RELAY => self.relays.load(u64::from_be_bytes(exactly(rest)?), value)?,

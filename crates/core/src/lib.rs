@@ -17,6 +17,7 @@ mod content;
 mod cut;
 mod decision;
 mod evict;
+mod heads;
 mod holding;
 mod ids;
 mod invariants;

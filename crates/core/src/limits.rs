@@ -105,7 +105,8 @@ pub struct Bounds {
     pub refill: usize,
     /// A receive takes no further message after this many bytes.
     pub receive_bytes: usize,
-    /// Groups loaded before a receive is decided again.
+    /// Groups loaded before a receive is decided again; queues whose heads one tick reads after a
+    /// start.
     pub groups_at_once: usize,
     /// Messages on a page of a place.
     pub browse: usize,

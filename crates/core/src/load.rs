@@ -62,13 +62,17 @@ impl Machine {
             Command::Settle(settle) => self.need_key(&settle.lease.digest, needs),
             Command::Receive(receive) => {
                 if let Some(queue) = self.queues.named(&receive.queue) {
-                    self.need_head(queue, receive.max as usize, receive.several_per_group, needs);
+                    let (max, several) = (receive.max as usize, receive.several_per_group);
+                    self.need_head(queue, max, several, self.bounds.refill, needs);
                     if let Some(id) = &receive.receive_id {
                         self.need_receive(queue, id, needs);
                     }
                 }
             }
-            Command::Expire => self.need_expire(needs),
+            Command::Expire => {
+                self.need_heads(needs);
+                self.need_expire(needs);
+            }
             Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
                 self.need_named(key, needs);
             }
@@ -95,7 +99,8 @@ impl Machine {
             | Command::Relayed { .. } => {}
             Command::Show(name) => {
                 if let Some(queue) = self.queues.named(name) {
-                    self.need_head(queue, 1, false, needs); // For the age of the oldest.
+                    // For the age of the oldest.
+                    self.need_head(queue, 1, false, self.bounds.refill, needs);
                 }
             }
         }
@@ -210,6 +215,9 @@ impl Machine {
     pub fn loaded(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
         let Need::Range(range) = need else { return };
         let Range { of, from, to, .. } = &**range;
+        if let RangeOf::Ready(queue) | RangeOf::Leads(queue) | RangeOf::Members(queue, _) = of {
+            self.heads.was_read(*queue, self.bounds.refill);
+        }
         assert!(last.is_some() || !left_off, "a range is left off behind a row");
         let all = !left_off;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
@@ -412,8 +420,15 @@ impl Machine {
         }
     }
 
-    /// Enough of the oldest to deliver `max`.
-    fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
+    /// Enough of the oldest to deliver `max`. At most `rows` are read at once.
+    pub(crate) fn need_head(
+        &self,
+        queue: &Queue,
+        max: usize,
+        several: bool,
+        rows: usize,
+        needs: &mut Vec<Need>,
+    ) {
         let messages = &self.messages;
         let is_here = |seq, slot| messages.is_ready(seq, slot);
         let size = |slot| messages.at(slot).content.size();
@@ -421,7 +436,8 @@ impl Machine {
         if let Some(gap) = queue.ready.gap()
             && !queue.ready.has_in_front(max, is_here, size, most)
         {
-            needs.push(self.range(
+            needs.push(range(
+                rows,
                 RowKey::filed(queue.id, File::Ready, gap.from),
                 RowKey::filed(queue.id, File::Ready, gap.to),
                 RangeOf::Ready(queue.id),
@@ -431,7 +447,8 @@ impl Machine {
         if let Some(Leads { from, to }) = queue.leads
             && queue.open.range(..from).take(max).count() < max
         {
-            needs.push(self.range(
+            needs.push(range(
+                rows,
                 RowKey::lead(queue.id, from.0, &from.1),
                 RowKey::leads(queue.id, to),
                 RangeOf::Leads(queue.id),
@@ -449,7 +466,8 @@ impl Machine {
                     || several && !group.members.has_in_front(max, is_here, size, most))
             {
                 absent += 1;
-                needs.push(self.range(
+                needs.push(range(
+                    rows,
                     RowKey::member(queue.id, digest, gap.from),
                     RowKey::member(queue.id, digest, gap.to),
                     RangeOf::Members(queue.id, *digest),
@@ -553,9 +571,13 @@ impl Machine {
     }
 
     pub(crate) fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
-        debug_assert!(from <= to, "a range ends after it begins");
-        Need::Range(Box::new(Range { from, to, limit: self.bounds.refill, of }))
+        range(self.bounds.refill, from, to, of)
     }
+}
+
+fn range(limit: usize, from: RowKey, to: RowKey, of: RangeOf) -> Need {
+    debug_assert!(from <= to, "a range ends after it begins");
+    Need::Range(Box::new(Range { from, to, limit, of }))
 }
 
 /// The number at the end of a message row's name.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::command::{Browse, KeyName, QueueName};
 use crate::content::Invalid;
+use crate::decision::QueueId;
 use crate::ids::{Fence, Seq, Time};
 use crate::limits;
 use crate::machine::Machine;
@@ -142,6 +143,16 @@ impl Machine {
     pub fn queues(&self) -> impl Iterator<Item = (&QueueName, QueueView)> {
         let queues = self.queues.iter().filter(|queue| !queue.is_deleted());
         queues.map(|queue| (&queue.name, self.queue_view(queue)))
+    }
+
+    /// How many messages of a queue are ready.
+    pub fn ready(&self, id: QueueId) -> u64 {
+        self.queues.get(id).map_or(0, |queue| queue.stats.ready)
+    }
+
+    /// How many messages of a queue are ready, by its name.
+    pub fn ready_in(&self, queue: &QueueName) -> u64 {
+        self.queues.named(queue).map_or(0, |queue| queue.stats.ready)
     }
 
     fn living_view(&self, message: &Message) -> KeyView {

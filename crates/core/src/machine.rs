@@ -13,6 +13,7 @@ use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
 use crate::decision::{Decision, QueueId};
+use crate::heads::Heads;
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
 use crate::limits::Bounds;
@@ -69,6 +70,8 @@ pub struct Machine {
     pub(crate) tick: Tick,
     /// The queue whose delays end first. Not durable.
     pub(crate) delays_from: QueueId,
+    /// Queues whose oldest message is not known since the start. Not durable.
+    pub(crate) heads: Heads,
     scratch: Verdict,
     /// What the verdict found; used while its decisions are applied.
     pub(crate) found: Found,
@@ -325,6 +328,7 @@ impl Machine {
             held_changed: Vec::new(),
             tick: Tick::default(),
             delays_from: 0,
+            heads: Heads::default(),
             scratch: Verdict::default(),
             found: Found::default(),
         }
@@ -344,7 +348,7 @@ impl Machine {
     /// When `Command::Expire` should come next. It may find nothing to do.
     pub fn next_deadline(&self) -> Option<Time> {
         let relay = self.relays.next_deadline().unwrap_or(Time::NEVER);
-        let deadline = self.next_due.min(relay);
+        let deadline = self.next_due.min(relay).min(self.heads_due());
         (deadline != Time::NEVER).then_some(deadline)
     }
 
@@ -388,6 +392,7 @@ impl Machine {
         self.found.clear();
         if is_tick {
             self.tick = verdict.tick.take().unwrap_or_default();
+            self.forget_heads();
         }
         for effect in verdict.effects.drain(..) {
             // Waking a queue twice in a row is redundant.
@@ -534,16 +539,6 @@ impl Machine {
     /// The number of the next queue that is created; all earlier ones are below it.
     pub fn next_queue(&self) -> QueueId {
         self.queues.next_id()
-    }
-
-    /// How many messages of a queue are ready.
-    pub fn ready(&self, id: QueueId) -> u64 {
-        self.queues.get(id).map_or(0, |queue| queue.stats.ready)
-    }
-
-    /// How many messages of a queue are ready, by its name.
-    pub fn ready_in(&self, queue: &QueueName) -> u64 {
-        self.queues.named(queue).map_or(0, |queue| queue.stats.ready)
     }
 
     pub fn has_queue(&self, queue: &QueueName) -> bool {

@@ -152,5 +152,6 @@ pub(crate) fn apply(
         }
         machine.keys.delete_row(RowKey::queue(queue));
         machine.queues.remove(queue);
+        machine.heads.remove(queue);
     }
 }

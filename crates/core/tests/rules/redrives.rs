@@ -448,7 +448,8 @@ fn l5_a_redrive_by_keys_brings_no_more_into_memory_than_a_step_moves() {
     let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
     assert_eq!((view.matched, view.done, view.total), (1, false, Some(25)));
     for step in 1.. {
-        assert!(world.machine.usage().messages <= 1, "{} at once", world.machine.usage().messages);
+        // And the oldest of those moved before, which is read after a start.
+        assert!(world.machine.usage().messages <= 2, "{} at once", world.machine.usage().messages);
         let view = progress(&mut world, "r1");
         if view.done {
             let told = (view.matched, view.moved, view.missing.len(), step);
