@@ -105,6 +105,9 @@ struct Cluster {
     copy: Option<fault::Copy>,
     /// Since when an owner relies on a history that was undone, and has not halted.
     undone_since: Option<u64>,
+    /// Whether it was told that this history is durable. If only heartbeats saw what is gone,
+    /// nobody need halt: its owner may append it again.
+    is_undone: bool,
     /// A node that closed for another reason said that the database was set back.
     is_told_of_loss: bool,
     tally: Tally,
@@ -176,6 +179,7 @@ impl Cluster {
             beats: BTreeMap::new(),
             copy: None,
             undone_since: None,
+            is_undone: false,
             is_told_of_loss: false,
             tally: Tally::default(),
             trace: Vec::new(),

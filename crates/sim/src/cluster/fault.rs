@@ -157,7 +157,7 @@ impl Cluster {
         let Some((at, _)) = server.filter(|(_, serial)| *serial == copy.server && !is_old) else {
             return Ok(());
         };
-        let mut undone = Vec::new();
+        let (mut undone, mut is_seen) = (Vec::new(), false);
         // What heartbeats saw is lost like what was acknowledged: nodes halt by it.
         let noted = self.noted();
         let process = self.machines.get_mut(at).and_then(|it| it.process.as_mut());
@@ -170,16 +170,21 @@ impl Cluster {
                 return Ok(()); // A claim would be lost, too, and with it who has to notice.
             }
             let noted = noted.get(partition).copied().unwrap_or(0);
-            if end.last.sequence < reached.max(noted) {
+            if end.last.sequence < reached {
                 undone.push(*partition);
             }
+            // Its owner was not told of it yet, and may append it again: nothing is undone.
+            is_seen |= (reached..noted).contains(&end.last.sequence);
         }
         self.note(|| "the standby that lagged takes over".to_owned());
         self.tally.count("databases set back");
         self.network.set_back(&copy.tables);
+        if is_seen || !undone.is_empty() {
+            self.undone_since = Some(self.now_us);
+            self.is_undone = !undone.is_empty();
+        }
         for partition in undone {
             self.note(|| format!("the history of {partition} is undone"));
-            self.undone_since = Some(self.now_us);
             self.replace_owners(partition, None);
             let perhaps = copy.perhaps.iter().filter(|(of, ..)| *of == partition);
             let number = usize::from(partition);
@@ -200,7 +205,11 @@ impl Cluster {
         let is_halted = (0..self.machines.len()).any(|at| self.is_halted(at));
         if !is_halted && !self.is_told_of_loss {
             return match self.now_us > since + NOTICED_US {
-                true => wrong("nobody noticed that the database was set back"),
+                true if self.is_undone => wrong("nobody noticed that the database was set back"),
+                true => {
+                    self.undone_since = None; // It was appended again.
+                    Ok(())
+                }
                 false => Ok(()),
             };
         }
