@@ -42,7 +42,7 @@ struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
     /// Lives per run.
-    #[arg(long, default_value_t = 300_000)]
+    #[arg(long, default_value_t = 1_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     count: u64,
     /// The most messages that are sent and not yet settled; above it, producers wait for workers.
