@@ -20,14 +20,14 @@ fn queue() -> QueueName {
     QueueName::new("default", "orders").unwrap()
 }
 
-fn send(number: u64) -> Command {
+fn send(queue: &QueueName, number: u64) -> Command {
     let content = Content::builder(&number.to_string()).build(&[b'x'; 100]).unwrap();
-    Command::Send(SendMessage::new(&Recipe::First, queue(), content))
+    Command::Send(SendMessage::new(&Recipe::First, queue.clone(), content))
 }
 
-fn receive(max: u32) -> Receive {
+fn receive(queue: &QueueName, max: u32) -> Receive {
     Receive {
-        queue: queue(),
+        queue: queue.clone(),
         max,
         lease_ms: None,
         worker: "w".into(),
@@ -68,18 +68,19 @@ impl Slow {
         }
     }
 
-    fn send_some(&mut self) {
+    fn send_some(&mut self, queue: &QueueName) {
         self.sent += 20;
-        let outcomes = self.call((self.sent - 20..self.sent).map(send).collect());
+        let outcomes =
+            self.call((self.sent - 20..self.sent).map(|number| send(queue, number)).collect());
         let is_accepted =
             |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::Accepted { .. }));
         assert!(outcomes.iter().all(is_accepted), "{outcomes:?}");
     }
 
     /// Sends messages, and finishes as many.
-    fn live_some(&mut self) {
-        self.send_some();
-        let received = self.call(vec![Command::Receive(receive(20))]).remove(0);
+    fn live_some(&mut self, queue: &QueueName) {
+        self.send_some(queue);
+        let received = self.call(vec![Command::Receive(receive(queue, 20))]).remove(0);
         let Outcome::Received(messages) = received else { panic!("{received:?}") };
         assert_eq!(messages.len(), 20);
         let done = |lease| {
@@ -103,7 +104,7 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     assert_eq!(slow.partition.filling(), None, "no checkpoint, no hurry");
     let mut last = 0.0;
     while slow.filling() < 1.0 {
-        slow.send_some();
+        slow.send_some(&queue());
         assert!(!slow.partition.is_busy(), "callers are told before they have to wait");
         assert!(slow.filling() >= last, "it grows until the checkpoint is written");
         last = slow.filling();
@@ -112,7 +113,7 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     // What needs little goes on.
     let key = KeyName { queue: queue(), key: "0".into(), group: None };
     assert!(matches!(slow.call(vec![Command::Look(key)])[..], [Outcome::Key(_)]));
-    let received = slow.call(vec![Command::Receive(receive(1))]).remove(0);
+    let received = slow.call(vec![Command::Receive(receive(&queue(), 1))]).remove(0);
     let Outcome::Received(messages) = received else { panic!("{received:?}") };
     let lease = messages.into_iter().next().unwrap().lease;
     let verb = Verb::Done { result: None, emits: Vec::new() };
@@ -122,7 +123,7 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     // The reserve has an end too.
     let before = slow.sent;
     while !slow.partition.is_busy() {
-        slow.send_some();
+        slow.send_some(&queue());
         assert!(slow.sent < 1_000_000, "memory has an end");
     }
     let bytes = (slow.sent - before) as usize * 100;
@@ -142,12 +143,12 @@ fn the_next_checkpoint_waits_until_what_the_last_one_wrote_is_evicted() {
     let heads_max = MEMORY_BYTES / 4;
     let head_bytes = |slow: &Slow| slow.partition.machine().usage().head_bytes();
     while !slow.partition.is_checkpointing() {
-        slow.send_some();
+        slow.send_some(&queue());
         assert!(slow.sent < 1_000_000, "memory has an end");
     }
     // Enough for another one, if memory were still crowded when this one ends.
     while head_bytes(&slow) < heads_max * 5 / 2 {
-        slow.send_some();
+        slow.send_some(&queue());
     }
     while slow.workers.step().unwrap() {}
     let mut last = head_bytes(&slow);
@@ -171,14 +172,62 @@ fn what_was_there_when_a_checkpoint_began_fills_nothing_and_finished_keys_do() {
     let (config, if_version) = (Config::default(), None);
     slow.call(vec![Command::Configure(Box::new(Configure { queue: queue(), config, if_version }))]);
     while !slow.partition.is_checkpointing() {
-        slow.send_some();
+        slow.send_some(&queue());
         assert!(slow.sent < 1_000_000, "memory has an end");
     }
     assert!(slow.partition.machine().usage().head_bytes() > MEMORY_BYTES / 4);
     assert!(slow.filling() < 0.1, "{}", slow.filling());
     while slow.filling() < 1.0 {
-        slow.live_some();
+        slow.live_some(&queue());
         assert!(!slow.partition.is_busy(), "callers are told before they have to wait");
         assert!(slow.sent < 1_000_000, "memory has an end");
     }
+}
+
+/// A partition whose checkpoint ends with much to evict, and with so many finished keys that the
+/// next one is due.
+fn due_and_crowded(path: &std::path::Path, records_bytes: usize) -> Slow {
+    let mut slow = Slow::open(path);
+    let other = QueueName::new("default", "others").unwrap();
+    for queue in [queue(), other.clone()] {
+        let (config, if_version) = (Config::default(), None);
+        slow.call(vec![Command::Configure(Box::new(Configure { queue, config, if_version }))]);
+    }
+    while !slow.partition.is_checkpointing() {
+        slow.send_some(&queue());
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
+    while slow.partition.machine().usage().unwritten_bytes <= records_bytes {
+        slow.live_some(&other);
+        assert!(!slow.partition.is_busy() && slow.sent < 1_000_000, "memory has an end");
+    }
+    while slow.workers.step().unwrap() {}
+    slow
+}
+
+#[test]
+fn what_can_be_evicted_leaves_before_a_checkpoint_that_is_due() {
+    let directory = tempfile::tempdir().unwrap();
+    let share = MEMORY_BYTES / 4;
+    let mut slow = due_and_crowded(&directory.path().join("partition"), share);
+    let mut turns = 0;
+    while turns == 0 || !slow.partition.is_checkpointing() {
+        while slow.partition.poll().unwrap().is_some() {}
+        turns += 1;
+        assert!(turns < 1_000, "it is due");
+    }
+    assert!(turns > 10, "messages leave in steps, not in {turns}");
+    let bytes = slow.partition.machine().usage().head_bytes();
+    assert!(bytes <= share, "the checkpoint keeps {bytes} bytes in memory");
+}
+
+#[test]
+fn a_checkpoint_does_not_wait_for_evictions_while_finished_keys_become_too_many() {
+    let directory = tempfile::tempdir().unwrap();
+    let share = MEMORY_BYTES / 4;
+    let mut slow = due_and_crowded(&directory.path().join("partition"), share * 5 / 4);
+    assert!(slow.partition.poll().unwrap().is_none());
+    assert!(slow.partition.is_checkpointing(), "the next one");
+    let bytes = slow.partition.machine().usage().head_bytes();
+    assert!(bytes > share * 3 / 2, "{bytes} bytes can still leave");
 }

@@ -62,6 +62,11 @@ impl<S: Store> Partition<S> {
         records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
+    /// Whether a checkpoint that is due cannot wait for what is being evicted.
+    pub(super) fn is_pressing(&self, usage: &Usage) -> bool {
+        usage.unwritten_bytes > self.records_max() * 5 / 4 || self.is_memory_full(usage)
+    }
+
     /// How much of a checkpoint is copied at once. All of it if memory is full: callers wait until
     /// it is written.
     pub(super) fn copy_step(&self) -> usize {
