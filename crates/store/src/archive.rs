@@ -254,7 +254,9 @@ impl Archive {
 
     /// An empty row set for the next checkpoint, reusing memory of the previous one.
     pub fn empty_rows(&self) -> RowSet {
-        std::mem::take(&mut self.0.spare().rows)
+        let mut rows = std::mem::take(&mut self.0.spare().rows);
+        rows.tell(&self.0.counters.progress);
+        rows
     }
 
     /// Begins a checkpoint that brings the rows to batch `through` and drops the buckets expired at
@@ -263,9 +265,9 @@ impl Archive {
         CheckpointJob::new(self.0.clone(), rows, through, at)
     }
 
-    /// About how much of the checkpoint in progress is written, from 0 to 1; 0 without one.
+    /// About how much of the checkpoint in progress is done, from 0 to 1; 0 without one.
     pub fn checkpoint_progress(&self) -> f64 {
-        self.0.counters.checkpoint_done.load(Ordering::Relaxed) as f64 / 1e3
+        self.0.counters.progress.get()
     }
 
     /// The next worthwhile merge that fits, or the removal of files that are no longer read. `None`

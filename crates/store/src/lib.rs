@@ -18,6 +18,7 @@ pub mod journal;
 pub mod log;
 pub mod memory;
 mod os;
+mod progress;
 mod row;
 mod stop;
 mod volume;

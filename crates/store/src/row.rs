@@ -9,6 +9,8 @@
 //!   in the old one in the same checkpoint;
 //! - within one row set a key of one bucket appears once.
 
+use crate::progress::{self, Progress};
+
 /// A point's key: the first 16 bytes of a cryptographic digest.
 pub type PointKey = [u8; 16];
 
@@ -22,6 +24,9 @@ pub struct RowSet {
     pub(crate) ordered: Vec<Ordered>,
     pub(crate) bytes: Vec<u8>,
     lender: Option<Box<dyn Lender>>,
+    /// Where to tell how many of the expected points were added.
+    progress: Progress,
+    expected: usize,
 }
 
 /// Holds values that a row set refers to instead of copying them. They MUST NOT change meanwhile.
@@ -52,6 +57,8 @@ pub(crate) struct Span {
 
 /// The unit of addresses: with 32 bits 32 GiB, more than can change between two checkpoints.
 const UNIT: usize = 8;
+/// After so many points each the progress is told.
+const TOLD_ROWS: usize = 1_024;
 /// Stands for the length of a lent value, which its lender knows.
 const LENT: u32 = u32::MAX - 1;
 
@@ -62,13 +69,14 @@ impl Span {
 impl RowSet {
     pub fn reserve(&mut self, points: usize, bytes: usize) {
         self.points.reserve(points);
+        self.expected = points;
         self.bytes.reserve(bytes);
     }
 
     /// Writes a point into the bucket that is dropped at `drop_at` ([`NEVER`] for none).
     pub fn put_point(&mut self, key: PointKey, drop_at: u64, value: &[u8]) {
         let value = self.keep(value);
-        self.points.push(Point { drop_at, key, value });
+        self.add(Point { drop_at, key, value });
     }
 
     /// Sets the lender of the values put by [`RowSet::put_lent`].
@@ -80,11 +88,24 @@ impl RowSet {
     /// Like [`RowSet::put_point`], with a value of the lender.
     pub fn put_lent(&mut self, key: PointKey, drop_at: u64, place: u32) {
         debug_assert!(self.lender.is_some(), "what is lent has a lender");
-        self.points.push(Point { drop_at, key, value: Span { start: place, len: LENT } });
+        self.add(Point { drop_at, key, value: Span { start: place, len: LENT } });
     }
 
     pub fn delete_point(&mut self, key: PointKey, drop_at: u64) {
-        self.points.push(Point { drop_at, key, value: Span::DELETED });
+        self.add(Point { drop_at, key, value: Span::DELETED });
+    }
+
+    fn add(&mut self, point: Point) {
+        self.points.push(point);
+        let added = self.points.len();
+        if added.is_multiple_of(TOLD_ROWS) && added <= self.expected {
+            self.progress.tell(progress::ADDED * added as u64 / self.expected as u64);
+        }
+    }
+
+    /// Tells `progress` from now on how many rows there are.
+    pub(crate) fn tell(&mut self, progress: &Progress) {
+        self.progress = progress.clone();
     }
 
     pub fn put_ordered(&mut self, key: &[u8], value: &[u8]) {
@@ -104,6 +125,7 @@ impl RowSet {
         clear(&mut self.ordered);
         clear(&mut self.bytes);
         self.lender = None;
+        self.expected = 0;
     }
 
     pub fn is_empty(&self) -> bool {

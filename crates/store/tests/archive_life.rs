@@ -40,11 +40,19 @@ fn rows_are_seen_when_the_journal_is_durable_and_not_before() {
 fn the_progress_of_a_checkpoint_grows_in_small_steps() {
     let volume = TestVolume::default();
     let archive = open(&volume).expect("a new archive");
-    let mut rows = points(0..200_000, 50);
-    (0..20_000_u32).for_each(|number| rows.put_ordered(&number.to_be_bytes(), &[7; 100]));
-    let mut job = archive.checkpoint(rows, 1, 0);
+    let mut rows = archive.empty_rows();
+    rows.reserve(200_000, 0);
     let mut last = archive.checkpoint_progress();
     assert_eq!(last, 0.0, "nothing is done");
+    for number in 0..200_000 {
+        rows.put_point(key(number), 50, &number.to_le_bytes());
+        let progress = archive.checkpoint_progress();
+        assert!((last..last + 0.01).contains(&progress), "from {last} to {progress}");
+        last = progress;
+    }
+    assert!(last > 0.15, "all points are added at {last}");
+    (0..20_000_u32).for_each(|number| rows.put_ordered(&number.to_be_bytes(), &[7; 100]));
+    let mut job = archive.checkpoint(rows, 1, 0);
     while job.step(0).expect("a step") != Step::Waiting {
         let progress = archive.checkpoint_progress();
         assert!(progress >= last, "from {last} to {progress}");

@@ -14,15 +14,11 @@ use super::section::{Kind, Section};
 use super::sorted::{Buckets, Piles, Slot};
 use super::state::{Shared, View};
 use super::{Step, build, is_over};
+use crate::progress::{ADDED, GATHERED, WRITTEN};
 use crate::{Error, RowSet, Sequence};
 
 /// Distributing a row is much cheaper than writing it.
 const GATHER_ROWS: usize = 8 * STEP_ROWS;
-
-/// Estimated parts of a checkpoint's work, in thousandths: encoding and distributing its rows,
-/// writing them, and writing filters, indexes and the manifest.
-const GATHERED: u64 = 200;
-const WRITTEN: u64 = 900;
 
 /// Memory of earlier checkpoints, for the next one: there is one at a time.
 #[derive(Debug, Default)]
@@ -75,7 +71,7 @@ impl CheckpointJob {
     /// is removed, and the next step starts over.
     pub fn step(&mut self, durable: Sequence) -> Result<Step, Error> {
         let advanced = self.advance(durable).map_err(|error| self.failed(error));
-        self.shared.counters.checkpoint_done.store(self.progress(), Ordering::Relaxed);
+        self.shared.counters.progress.tell(self.progress());
         advanced
     }
 
@@ -106,7 +102,8 @@ impl CheckpointJob {
                 GATHERED + (WRITTEN - GATHERED) * self.written.min(rows) as u64 / rows as u64
             }
             Phase::Finish | Phase::Commit(_) => WRITTEN,
-            Phase::Gather(_) | Phase::Done | Phase::Failed(_) => 0,
+            Phase::Gather(_) => ADDED,
+            Phase::Done | Phase::Failed(_) => 0,
         }
     }
 

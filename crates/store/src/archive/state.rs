@@ -15,6 +15,7 @@ use super::manifest::{self, Manifest};
 use super::section::{Kind, Section};
 use super::{Finding, Head, Options};
 use super::{reserve, run};
+use crate::progress::Progress;
 use crate::{Epoch, Error, NotReplaced, Sequence, Volume};
 
 /// The archive at one moment.
@@ -108,8 +109,8 @@ pub(super) struct Counters {
     pub(super) false_positives: AtomicU64,
     pub(super) buckets_dropped: AtomicU64,
     pub(super) bytes_written: AtomicU64,
-    /// How much of the checkpoint in progress is done, in thousandths.
-    pub(super) checkpoint_done: AtomicU64,
+    /// That of the checkpoint.
+    pub(super) progress: Progress,
 }
 
 impl Counters {
