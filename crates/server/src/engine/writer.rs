@@ -43,6 +43,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 const STOP_SLEEP_MAX: Duration = Duration::from_millis(5);
 /// The same while requests wait for the progress of a checkpoint.
 const PACED_SLEEP_MAX: Duration = Duration::from_millis(1);
+/// While floods wait for a checkpoint, a batch of them goes this often.
+const HELD_MAX: Duration = Duration::from_millis(20);
 /// The part of the memory for the duration of a checkpoint that is available at its beginning; the
 /// rest is released as the checkpoint progresses.
 const PACED_START: f64 = 0.25;
@@ -100,6 +102,8 @@ pub(super) struct Writer {
     shares: Shares,
     /// The rest of `asks` waits for the checkpoint.
     is_paced: bool,
+    /// Since when floods wait for the checkpoint, or when some of them went last.
+    held_since: Option<Instant>,
     stopping: bool,
     /// When the last checkpoints were begun, and how many were cut.
     finishing: Option<(Instant, u8)>,
@@ -153,6 +157,7 @@ impl Writer {
             cut: None,
             shares: Shares::default(),
             is_paced: false,
+            held_since: None,
             stopping: false,
             finishing: None,
             alarmed: false,
@@ -272,15 +277,31 @@ impl Writer {
     fn share_out(&mut self) -> Vec<Ask> {
         let mut asks = std::mem::take(&mut self.asks);
         let now = self.now.monotonic;
-        // What a full disk refuses takes no memory, and a checkpoint may wait for space for ever.
-        let is_behind =
-            !self.is_full && self.partition.filling().is_some_and(|filled| filled > self.allowed());
+        let is_behind = self.holds_floods();
         let reserve = is_behind.then(|| self.partition.reserve_bytes());
         self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
         let rests = !self.shares.rests(now).is_zero();
         self.is_paced = (is_behind || rests) && !self.asks.is_empty();
         self.partition.set_in_flight_bytes(self.shares.in_flight_bytes(now));
         asks.into_iter().map(|weighed| weighed.ask).collect()
+    }
+
+    /// Whether floods wait for the checkpoint. Others fill memory too, who settle: so as long as
+    /// there is some, a batch of those who wait goes now and then.
+    fn holds_floods(&mut self) -> bool {
+        // What a full disk refuses takes no memory, and a checkpoint may wait for space for ever.
+        let filled = self.partition.filling().filter(|_| !self.is_full);
+        let Some(filled) = filled.filter(|filled| *filled > self.allowed()) else {
+            self.held_since = None;
+            return false;
+        };
+        let now = self.now.monotonic;
+        let since = *self.held_since.get_or_insert(now);
+        let goes_on = filled < 1.0 && now.saturating_duration_since(since) >= HELD_MAX;
+        if goes_on {
+            self.held_since = Some(now);
+        }
+        !goes_on
     }
 
     /// How far memory may be filled by now: in proportion to the checkpoint's progress, so that

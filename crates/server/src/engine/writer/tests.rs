@@ -337,41 +337,69 @@ fn floods_may_fill_more_memory_the_more_of_a_checkpoint_is_written() {
     assert_eq!((allowed[0], allowed[8]), (PACED_START, 1.0));
 }
 
-fn turn(writer: &mut Writer) {
-    writer.turn(Now::read(&Wall::Machine)).unwrap();
+/// A writer with a queue and little memory whose checkpoint is held, and the time from which its
+/// turns are counted.
+fn in_checkpoint(directory: &std::path::Path) -> (Writer, Arc<Shared>, MemoryStore, Now) {
+    let held = Faults { held: true, ..Faults::default() };
+    let (opened, mut stores) = opened_with(directory, 1, held, 4 * 1_024 * 1_024);
+    let (shared, store) = (Arc::clone(&opened.shared), stores.remove(0));
+    let partition = opened.partitions.into_iter().next().unwrap();
+    let inbox = Arc::clone(&shared.inboxes[0]);
+    let start = Now::read(&Wall::Machine);
+    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), start);
+    let configured = ask(&shared, configure());
+    writer.turn(start).unwrap();
+    store.settle().unwrap();
+    writer.turn(start).unwrap();
+    configured.try_recv().unwrap().unwrap();
+    writer.partition.checkpoint().unwrap();
+    (writer, shared, store, start)
 }
 
 #[test]
 fn k5_a_flood_that_waits_for_a_checkpoint_is_refused_when_the_disk_is_full() {
     let directory = tempfile::tempdir().unwrap();
-    let held = Faults { held: true, ..Faults::default() };
-    let (opened, stores) = opened_with(directory.path(), 1, held, 4 * 1_024 * 1_024);
-    let shared = Arc::clone(&opened.shared);
-    let partition = opened.partitions.into_iter().next().unwrap();
-    let inbox = Arc::clone(&shared.inboxes[0]);
-    let mut writer =
-        Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read(&Wall::Machine));
-    let configured = ask(&shared, configure());
-    turn(&mut writer);
-    stores[0].settle().unwrap();
-    turn(&mut writer);
-    configured.try_recv().unwrap().unwrap();
-
-    writer.partition.checkpoint().unwrap();
+    let (mut writer, shared, store, now) = in_checkpoint(directory.path());
     let sent = send(&shared, 0..100);
-    turn(&mut writer);
+    writer.turn(now).unwrap();
     let more = send(&shared, 100..200);
-    (0..10).for_each(|_| turn(&mut writer));
+    (0..10).for_each(|_| drop(writer.turn(now).unwrap()));
     assert!(writer.is_paced, "it waits for the checkpoint");
 
     // Of which nothing more can be written.
-    stores[0].set_faults(Faults { full: true, ..Faults::default() });
-    stores[0].settle().unwrap();
-    (0..10).for_each(|_| turn(&mut writer));
+    store.set_faults(Faults { full: true, ..Faults::default() });
+    store.settle().unwrap();
+    (0..10).for_each(|_| drop(writer.turn(now).unwrap()));
     assert!(writer.partition.is_checkpointing());
     let is_accepted = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::Accepted { .. }));
     assert!(sent.try_recv().unwrap().unwrap().iter().all(is_accepted));
     let refused = more.try_recv().expect("an answer").unwrap();
     let is_full = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::StoreFull));
     assert!(refused.iter().all(is_full), "{refused:?}");
+}
+
+#[test]
+fn a_flood_that_waits_for_a_checkpoint_goes_on_in_batches_while_there_is_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut writer, shared, store, start) = in_checkpoint(directory.path());
+    let floods: Vec<_> = (0..5).map(|list| send(&shared, list * 100..(list + 1) * 100)).collect();
+    let mut sent_at = |held: u32| {
+        let monotonic = start.monotonic + HELD_MAX * held;
+        (0..10).for_each(|_| drop(writer.turn(Now { monotonic, ..start }).unwrap()));
+        writer.partition.machine().usage().messages
+    };
+    assert_eq!(sent_at(0), 100, "then memory is fuller than the checkpoint is done");
+    assert_eq!(sent_at(1), 200, "they have waited long enough");
+    assert_eq!(sent_at(2), 300);
+    for held in 3..10 {
+        assert_eq!(sent_at(held), 300, "memory is full");
+    }
+    store.set_faults(Faults::default());
+    for held in 10..13 {
+        store.settle().unwrap();
+        sent_at(held);
+    }
+    for flood in floods {
+        assert_eq!(flood.try_recv().expect("an answer").unwrap().len(), 100);
+    }
 }
