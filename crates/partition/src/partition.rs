@@ -476,9 +476,10 @@ impl<S: Store> Partition<S> {
         }
         self.room = self.store.room();
         if self.cutting.is_none() {
-            let usage = self.machine.usage();
+            let mut usage = self.machine.usage();
             if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
                 self.evict(self.options.evict_step);
+                usage = self.machine.usage();
             }
             // A checkpoint belongs to one epoch: it ends before the owner raises its epoch, which
             // it does not do while the disk is full.
