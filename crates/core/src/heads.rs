@@ -1,11 +1,12 @@
-//! The oldest messages of the queues that had ready ones at a start.
+//! The oldest messages of queues where only the rows may know them.
 //!
-//! A start reads no ready message, but how long the oldest has waited must be known also while
-//! nobody receives: ticks read it, of a few queues each. What they read can be evicted like
-//! everything else.
+//! A start reads no ready message, and the last one in memory may leave its place while others are
+//! in the rows. How long the oldest has waited must be known also while nobody receives: ticks read
+//! it, of a few queues each. What they read can be evicted like everything else, and is not read
+//! again for that reason: it would be evicted again.
 //!
-//! Invariant: a queue leaves this list for good, when its head is known or it has none, or when it
-//! is removed.
+//! Invariant: a queue leaves this list when its head is known or it has none, or when it is
+//! removed.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +16,14 @@ use crate::load::Need;
 use crate::machine::Machine;
 use crate::queue::Queue;
 
-/// Queues whose heads were not read since the start, and how many rows are read next. The first row
-/// is the oldest message, unless it ended since the last checkpoint: then more are read each time.
+/// Queues whose heads may be in the rows alone, and how many rows are read next. The first row is
+/// the oldest message, unless it ended since the last checkpoint: then more are read each time.
 #[derive(Debug, Default)]
 pub(crate) struct Heads(BTreeMap<QueueId, usize>);
 
 impl Heads {
     pub(crate) fn add(&mut self, queue: QueueId) {
-        let before = self.0.insert(queue, 1);
-        debug_assert!(before.is_none(), "a queue is loaded once");
+        self.0.entry(queue).or_insert(1);
     }
 
     pub(crate) fn remove(&mut self, queue: QueueId) {

@@ -70,7 +70,7 @@ pub struct Machine {
     pub(crate) tick: Tick,
     /// The queue whose delays end first. Not durable.
     pub(crate) delays_from: QueueId,
-    /// Queues whose oldest message is not known since the start. Not durable.
+    /// Queues whose oldest message may be in the rows alone. Not durable.
     pub(crate) heads: Heads,
     scratch: Verdict,
     /// What the verdict found; used while its decisions are applied.

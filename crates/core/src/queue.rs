@@ -271,6 +271,12 @@ impl Queue {
         self.purge.as_ref().is_some_and(|purge| purge.delete)
     }
 
+    /// Whether messages that can be received may be in the rows alone, apart from those of groups
+    /// that are in memory.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.ready.gap().is_some() || self.leads.is_some()
+    }
+
     /// A message was evicted: a purge that has read past its row goes back to it.
     pub(crate) fn purge_again(&mut self, message: &Message) {
         if let (Some(purge), Some(row)) = (&mut self.purge, message.row)

@@ -257,7 +257,12 @@ impl Machine {
             queue.expiring.remove(&(ttl_at, seq));
         }
         match place {
-            Place::Ready => queue.ready.leave(seq),
+            Place::Ready => {
+                queue.ready.leave(seq);
+                if queue.has_unread() {
+                    self.heads.add(queue_id); // The next one may not be in memory.
+                }
+            }
             Place::Delayed => queue.delayed.leave(deadline.unwrap_or_default(), seq),
             Place::Leased => queue.leased.leave(&mut self.messages, slot),
             Place::Parked => queue.parked.leave(seq),
@@ -266,6 +271,9 @@ impl Machine {
         }
         if let Some(group) = group.and_then(|digest| self.groups.get_mut(&digest)) {
             group.members.leave(seq);
+            if group.members.gap().is_some() {
+                self.heads.add(queue_id);
+            }
         }
     }
 

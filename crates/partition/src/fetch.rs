@@ -285,7 +285,7 @@ fn is_in_steps(of: &RangeOf) -> bool {
 /// Whether the range is read for a receive that goes on with the next batch: as long as there may
 /// be more in the rows it leaves, it wakes receivers again.
 fn is_head(of: &RangeOf) -> bool {
-    matches!(of, RangeOf::Ready(_) | RangeOf::Leads(_))
+    matches!(of, RangeOf::Ready(_) | RangeOf::Leads(_) | RangeOf::Members(..))
 }
 
 /// Whether the range is read for something that goes on with every tick.

@@ -476,16 +476,17 @@ impl<S: Store> Partition<S> {
         }
         self.room = self.store.room();
         if self.cutting.is_none() {
-            let usage = self.machine.usage();
-            let evicts = usage.head_bytes() > self.heads_max().max(self.stuck_bytes);
-            if evicts {
+            let mut usage = self.machine.usage();
+            if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
                 self.evict(self.options.evict_step);
+                usage = self.machine.usage();
             }
             // A checkpoint belongs to one epoch: it ends before the owner raises its epoch, which
             // it does not do while the disk is full.
             let is_next = self.room.is_low() || !self.machine.wants_epoch();
             // What can be evicted leaves first: it would stay until the checkpoint is written.
-            let is_next = is_next && (!evicts || self.is_pressing(&usage));
+            let is_evicting = usage.head_bytes() > self.heads_max().max(self.stuck_bytes);
+            let is_next = is_next && (!is_evicting || self.is_pressing(&usage));
             if self.is_due(usage) && is_next {
                 // What earlier checkpoints left goes on in steps, so that nobody waits for all of
                 // it; unless memory is full, for which everybody would wait.

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use hapax_core::{
-    Bounds, Command, Config, Configure, Content, Delivery, Order, Outcome, Purge, QueueName,
-    Receive, Recipe, SendMessage, Settle, Stamp, Time, Verb,
+    Bounds, Command, Config, Configure, Content, Delivery, KeyName, Order, Outcome, Purge,
+    QueueName, Receive, Recipe, SendMessage, Settle, Stamp, Time, Verb,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::Store;
@@ -250,4 +250,56 @@ fn any_number_of_messages_that_ended_since_the_checkpoint_are_passed_over() {
     }
     world.check();
     assert!(world.oldest().values().all(Option::is_some));
+}
+
+#[test]
+fn the_oldest_is_known_again_when_the_one_before_it_has_died_or_was_discarded() {
+    let mut world = World::new(Options::default());
+    for (name, config, group) in
+        [("single", Config::default(), None), ("grouped", by_group(), Some("g"))]
+    {
+        world.configure(name, Config { ttl_ms: Some(10_000), ..config.clone() });
+        world.send(name, "dies", group);
+        world.configure(name, config);
+        world.send(name, "discarded", group);
+        world.send(name, "stays", group);
+    }
+    world.checkpoint();
+    world.restart();
+    world.tick_on();
+    let after = |ms| Some(Time(START + ms));
+    let is = |world: &World, single, grouped| {
+        let oldest = [("grouped".to_owned(), grouped), ("single".to_owned(), single)];
+        assert_eq!(world.oldest(), Oldest::from(oldest));
+    };
+    is(&world, after(2), after(7));
+    world.ms += 20_000;
+    world.call(Vec::new());
+    world.tick_on();
+    is(&world, after(4), after(9));
+    for name in ["single", "grouped"] {
+        let key = KeyName { queue: queue(name), key: "discarded".into(), group: None };
+        let outcome = world.call(vec![Command::Discard(key)]);
+        assert!(matches!(outcome.as_slice(), [Outcome::Ok]), "{outcome:?}");
+    }
+    world.tick_on();
+    is(&world, after(5), after(10));
+}
+
+#[test]
+fn the_oldest_is_known_when_as_many_were_received_as_were_read() {
+    let bounds = Bounds { refill: 10, ..Bounds::default() };
+    let mut world = World::new(Options { bounds, ..Options::default() });
+    world.fill("single", Config::default(), 30, 0);
+    world.fill("grouped", by_group(), 30, 1);
+    world.checkpoint();
+    world.restart();
+    world.tick_on();
+    for name in ["single", "grouped"] {
+        for _ in 0..15 {
+            world.finish(name, 1);
+            world.tick_on();
+            assert!(world.oldest()[name].is_some(), "{name}");
+        }
+    }
 }

@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that fails should say where")]
 
 use hapax_core::{
-    Answer, Browse, Command, Config, Configure, Content, Delivery, Effect, LeaseName, Outcome,
-    Place, Purge, QueueName, Receive, Recipe, Redrive, Select, SendMessage, Settle, Stamp, Time,
-    Verb,
+    Answer, Browse, Command, Config, Configure, Content, Delivery, Effect, LeaseName, Order,
+    Outcome, Place, Purge, QueueName, Receive, Recipe, Redrive, Select, SendMessage, Settle, Stamp,
+    Time, Verb,
 };
 use hapax_partition::{Answered, Options, Partition};
 use hapax_store::Store;
@@ -302,22 +302,41 @@ fn a_purge_and_a_redrive_pass_over_deleted_rows_in_steps() {
     assert_eq!((stats.ready, stats.dead), (2, 0));
 }
 
+/// What a receive takes. If that is nothing, it is woken to try again.
+fn taken_or_woken(partition: &mut Partition<MemoryStore>) -> Option<Vec<Delivery>> {
+    submit(partition, vec![receive(10)]);
+    let answers = answers(partition);
+    let is_woken = |effect: &Effect| matches!(effect, Effect::Wake(_));
+    let woken = answers.iter().flat_map(|answered| &answered.effects).any(is_woken);
+    let outcomes = answers.into_iter().flat_map(|answered| answered.outcomes).collect();
+    let taken = deliveries(outcomes);
+    assert!(woken || !taken.is_empty(), "it would wait for ever");
+    (!taken.is_empty()).then_some(taken)
+}
+
 #[test]
 fn a_receive_passes_over_deleted_rows_in_steps_and_is_woken_until_it_is_through() {
     let mut rig = emptied(true);
-    let (taken, count) = until(&mut rig, |partition| {
-        submit(partition, vec![receive(10)]);
-        let answers = answers(partition);
-        let is_woken = |effect: &Effect| matches!(effect, Effect::Wake(_));
-        let woken = answers.iter().flat_map(|answered| &answered.effects).any(is_woken);
-        let outcomes = answers.into_iter().flat_map(|answered| answered.outcomes).collect();
-        let taken = deliveries(outcomes);
-        assert!(woken || !taken.is_empty(), "it would wait for ever");
-        (!taken.is_empty()).then_some(taken)
-    });
+    let (taken, count) = until(&mut rig, taken_or_woken);
     assert!(count >= DELETED / PASSED as usize, "{count} batches");
     assert_eq!(taken.len(), 1);
     assert_eq!(taken[0].content.key(), "ready");
+}
+
+#[test]
+fn a_receiver_does_not_wait_for_a_purge_that_passes_over_deleted_rows() {
+    let (store, mut partition) = emptied(true);
+    let purge = Command::Purge(Purge { queue: queue(), keys: false });
+    submit(&mut partition, vec![purge, send("new")]);
+    answers(&mut partition);
+    for batch in 0.. {
+        let shown = store.rows_shown();
+        if let Some(taken) = taken_or_woken(&mut partition) {
+            assert_eq!(taken[0].content.key(), "new");
+            return;
+        }
+        assert!(batch < 100 && store.rows_shown() > shown, "it reads on");
+    }
 }
 
 #[test]
@@ -336,4 +355,82 @@ fn a_page_of_a_place_passes_over_deleted_rows_in_steps() {
     });
     assert!(count >= DELETED / PASSED as usize, "{count} pages");
     assert_eq!(keys, ["dead"]);
+}
+
+#[test]
+fn l6_the_deleted_rows_of_a_group_are_passed_over_in_steps() {
+    let store = MemoryStore::default();
+    store.set_faults(Faults { keeps_deleted: true, ..Faults::default() });
+    let options = Options { range_bytes: PASSED as usize * 128, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let config = Config { order: Order::Group, ..Config::default() };
+    let configure = Configure { queue: queue(), config, if_version: None };
+    call(&mut partition, vec![Command::Configure(Box::new(configure))]);
+    let member = |key: &str| {
+        let content = Content::builder(key).group(Some("g")).build(b"body").unwrap();
+        Command::Send(SendMessage::new(&Recipe::First, queue(), content))
+    };
+    call(&mut partition, (0..DELETED).map(|key| member(&key.to_string())).collect());
+    checkpoint(&mut partition);
+    let several = || {
+        let Command::Receive(receive) = receive(1_000) else { panic!("a receive") };
+        Command::Receive(Receive { several_per_group: true, ..receive })
+    };
+    for _ in 0..DELETED / 1_000 {
+        let taken = deliveries(call(&mut partition, vec![several()]));
+        call(&mut partition, taken.iter().map(done).collect());
+    }
+    // While one is leased, no row says which one is next.
+    call(&mut partition, vec![member("leased"), member("ready")]);
+    let leased = deliveries(call(&mut partition, vec![receive(1)])).remove(0);
+    assert_eq!(leased.content.key(), "leased");
+    checkpoint(&mut partition);
+    drop(partition);
+    let mut rig = (store.another(), Partition::open(store.another(), options).unwrap());
+    call(&mut rig.1, vec![done(&leased)]);
+    let (taken, count) = until(&mut rig, taken_or_woken);
+    assert!(count >= DELETED / PASSED as usize, "{count} batches");
+    assert_eq!(taken.len(), 1);
+    assert_eq!(taken[0].content.key(), "ready");
+}
+
+#[test]
+fn k5_memory_that_can_be_evicted_does_not_wait_for_a_checkpoint_on_a_full_disk() {
+    let store = MemoryStore::default();
+    let held = Faults { held: true, ..Faults::default() };
+    store.set_faults(held);
+    let memory_bytes = 256 * 1_024;
+    let options =
+        Options { memory_bytes, evict_step: 1, batches_in_flight: 1_000, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let heads = |partition: &Partition<MemoryStore>| {
+        let max = memory_bytes / 4;
+        partition.machine().usage().head_bytes() as f64 / max as f64
+    };
+    let mut keys = 0..;
+    let mut fill = |partition: &mut Partition<MemoryStore>, most: f64| {
+        while heads(partition) < most {
+            submit(partition, vec![send(&keys.next().unwrap().to_string())]);
+        }
+    };
+    submit(&mut partition, vec![configure()]);
+    // Half of what fills memory is in the rows, and the other half came meanwhile.
+    fill(&mut partition, 1.7);
+    partition.checkpoint().unwrap();
+    fill(&mut partition, 3.1);
+    assert!(partition.is_busy() && partition.is_checkpointing());
+    store.settle().unwrap();
+    store.set_faults(Faults { full: true, ..held });
+    answers(&mut partition);
+    for _ in 0..20 {
+        assert!(!partition.is_busy(), "{} of memory", heads(&partition));
+        submit(&mut partition, vec![receive(1)]);
+        store.settle().unwrap();
+        let outcomes = answers(&mut partition).into_iter().flat_map(|it| it.outcomes).collect();
+        let taken = deliveries(outcomes);
+        assert_eq!(taken.len(), 1);
+        submit(&mut partition, taken.iter().map(done).collect());
+        store.settle().unwrap();
+        assert_eq!(answers(&mut partition).len(), 1);
+    }
 }

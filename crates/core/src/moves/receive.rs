@@ -55,7 +55,8 @@ fn deliveries(
     if queue.paused {
         return Ok(Vec::new());
     }
-    let Taken { slots: taken, leaves_some } = take(machine, queue, stamp.at, &receive, out);
+    let Taken { slots: taken, leaves_some, is_unread } =
+        take(machine, queue, stamp.at, &receive, out);
     debug_assert!(taken.len() <= receive.max as usize, "no more than was asked for");
     debug_assert!(
         taken.iter().map(|slot| machine.messages.at(*slot)).all(|message| {
@@ -65,7 +66,7 @@ fn deliveries(
     );
     if taken.is_empty() {
         // Those in front died, or the rows were not read to their end: there may be more behind.
-        let goes_on = !out.decisions.is_empty() || leaves_some && is_unread(queue);
+        let goes_on = !out.decisions.is_empty() || leaves_some && is_unread;
         out.effects.extend(goes_on.then(|| wake(queue)));
         return Ok(Vec::new());
     }
@@ -99,12 +100,6 @@ fn deliveries(
     Ok(deliveries)
 }
 
-/// Whether the rows were read in part, because many of them are of messages that ended. The end of
-/// a purge, which hides messages that were read, wakes by itself.
-fn is_unread(queue: &Queue) -> bool {
-    queue.purge.is_none() && (queue.ready.gap().is_some() || queue.leads.is_some())
-}
-
 fn check(receive: &Receive) -> Result<(), Invalid> {
     if !(1..=limits::RECEIVE_MAX).contains(&receive.max) {
         return Err(Invalid::ReceiveMax);
@@ -135,6 +130,9 @@ struct Taken {
     slots: Vec<Slot>,
     /// Whether there may be more to receive, in memory or in the rows.
     leaves_some: bool,
+    /// Whether the rows were read in part, because there are enough in memory, or because many of
+    /// them are of messages that ended.
+    is_unread: bool,
 }
 
 /// The oldest deliverable messages. Those past their time to live become dead instead.
@@ -159,6 +157,7 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
         }
         bytes >= machine.bounds.receive_bytes || taken.len() >= max
     };
+    let mut is_unread = queue.has_unread();
     let mut is_full = false;
     while !is_full {
         let next_single: Option<Seq> = single.peek().map(|(seq, _)| *seq);
@@ -168,9 +167,10 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
                     is_full = offer(slot, &mut taken);
                 }
             }
-            (_, Some((_, digest))) => {
+            (_, Some((lead, digest))) => {
                 groups.next();
                 let Some(group) = machine.groups.get(digest) else { continue };
+                is_unread |= group.members.gap().is_some_and(|gap| gap.from <= *lead);
                 let most = if receive.several_per_group { max } else { taken.len() + 1 };
                 let members = group.members.oldest(is_here);
                 for (_, slot) in members.take_while(|(seq, _)| *seq < group.held_from()) {
@@ -189,8 +189,7 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
     // If delivered messages are done at once, their groups continue at once.
     let finishes = queue.config.guarantee == Guarantee::AtMostOnce;
     let is_listed = finishes || single.peek().is_some() || groups.peek().is_some();
-    let may_be_cold = queue.ready.gap().is_some() || queue.leads.is_some();
-    Taken { leaves_some: leaves_ready && (is_listed || may_be_cold), slots: taken }
+    Taken { leaves_some: leaves_ready && (is_listed || is_unread), slots: taken, is_unread }
 }
 
 pub(crate) fn delivery(

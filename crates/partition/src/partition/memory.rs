@@ -19,6 +19,11 @@ impl<S: Store> Partition<S> {
     /// Evicts what is beyond the budget, up to `most` messages. If nothing more can be evicted, it
     /// is not tried again before a checkpoint, or before memory has grown much.
     pub(super) fn evict(&mut self, most: usize) {
+        if self.are_heads_full(&self.machine.usage()) {
+            // Otherwise a checkpoint would be due, during which nothing is evicted and callers
+            // wait: on a full disk for ever.
+            self.machine.evict(self.heads_max() * 2, usize::MAX);
+        }
         let left = self.machine.evict(self.heads_max(), most);
         let bytes = self.machine.usage().head_bytes();
         let is_stuck = left < most && bytes > self.heads_max();
@@ -43,7 +48,7 @@ impl<S: Store> Partition<S> {
     pub(super) fn is_due(&self, usage: Usage) -> bool {
         // While something can be evicted, which happens in steps, a checkpoint would only keep it
         // in memory for longer.
-        let is_stuck = self.stuck_bytes > 0 || usage.head_bytes() > self.heads_max() * 3;
+        let is_stuck = self.stuck_bytes > 0 || self.are_heads_full(&usage);
         let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0 && is_stuck;
         // Delays that end change messages without a journal record.
         let changed_bytes = changed_bytes(&usage);
@@ -59,7 +64,11 @@ impl<S: Store> Partition<S> {
     /// crash all of it is read from the journal again.
     pub(super) fn is_memory_full(&self, usage: &Usage) -> bool {
         let records = usage.unwritten_bytes + usage.frozen_bytes.max(self.records_max());
-        records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
+        records > self.records_max() * 5 / 2 || self.are_heads_full(usage)
+    }
+
+    fn are_heads_full(&self, usage: &Usage) -> bool {
+        usage.head_bytes() > self.heads_max() * 3
     }
 
     /// Whether a checkpoint that is due cannot wait for what is being evicted.

@@ -405,3 +405,26 @@ fn a_checkpoint_that_finds_no_room_is_told_of_and_goes_on_when_there_is_some() {
     assert_eq!(scene.store.checkpointed().unwrap(), 1);
     assert_eq!(scene.store.room(), Room::Free);
 }
+
+#[test]
+fn the_merger_looks_again_while_there_is_little_room() {
+    for is_low in [true, false] {
+        let mut scene = Scene::new();
+        scene.store.claim().unwrap();
+        let (shared, checkpointer) = (&scene.store.shared, scene.store.checkpointer());
+        shared.note_full(&shared.checkpoint_full, is_low);
+        shared.signals.merge.take();
+        let mut rounds = 0;
+        let keep = || {
+            rounds += 1;
+            shared.signals.background.raise(); // It does not sleep.
+            if rounds == 3 { Err(Error::Stopped("enough".to_owned())) } else { Ok(false) }
+        };
+        // It lowers the priority of its thread.
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(|| threads::checkpoint(keep, checkpointer, shared)).join().unwrap()
+        });
+        assert!(matches!(ended, Err(Error::Stopped(why)) if why == "enough"));
+        assert_eq!(shared.signals.merge.take(), is_low, "which merge fits depends on the room");
+    }
+}

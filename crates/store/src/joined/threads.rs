@@ -122,6 +122,12 @@ impl Signal {
         self.woken.notify_one();
     }
 
+    /// Lowers it. Returns whether it was raised.
+    #[cfg(test)]
+    pub(super) fn take(&self) -> bool {
+        std::mem::take(&mut *lock(&self.raised))
+    }
+
     fn wait(&self, timeout: Option<Duration>) {
         let mut raised = lock(&self.raised);
         if let Some(timeout) = timeout {
