@@ -370,9 +370,12 @@ impl Tail {
     /// How many of the pending batches are in the journal, given its end.
     fn judge(&self, end: &End) -> Result<usize, Ended> {
         if end.claim != Some(self.owner.claim) || end.epoch != self.owner.epoch {
-            return Err(match end.epoch > self.owner.epoch || end.claim.is_none() {
+            // Epochs only grow. One that is free at this owner's was given up by itself.
+            let is_later = end.epoch > self.owner.epoch;
+            let is_given_up = end.epoch == self.owner.epoch && end.claim.is_none();
+            return Err(match is_later || is_given_up {
                 true => Ended::Fenced { newest: end.epoch },
-                // Epochs only grow: the database forgot this owner.
+                // The database forgot this owner.
                 false => Ended::Regressed { found: end.last },
             });
         }

@@ -1,7 +1,8 @@
 //! Pieces of runs on the local disk, bounded. What fails here costs a fetch and nothing else.
 //!
 //! One sparse file per run; which pieces are in it is known in memory only, so nothing that an
-//! earlier process left is believed.
+//! earlier process left is believed. Neither is what the disk returns: checksums of what was written
+//! are kept in memory, one for every 4 KiB, and a piece that differs is fetched again.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -14,6 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::log::lock;
+
+/// What one checksum is of; blocks of runs are multiples of it.
+const PAGE_BYTES: u64 = 4_096;
 
 /// A run and its pieces.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ struct Place {
     at: u64,
     length: u64,
     is_here: bool,
+    /// Of each page of it, while it is here.
+    sums: Box<[u32]>,
     /// Read since it was last considered for removal.
     is_used: AtomicBool,
 }
@@ -70,10 +76,19 @@ impl Run {
     }
 }
 
+impl Place {
+    /// Returns how long it is.
+    fn leave(&mut self) -> u64 {
+        (self.is_here, self.sums) = (false, Box::default());
+        self.length
+    }
+}
+
 impl Pieces {
     fn push(&mut self, length: u64, is_here: bool) {
         let (at, is_used) = (self.bytes, AtomicBool::new(true));
-        self.places.push(Place { at, length, is_here, is_used });
+        let sums = Box::default();
+        self.places.push(Place { at, length, is_here, sums, is_used });
         self.bytes += length;
     }
 
@@ -156,11 +171,13 @@ impl Cache {
                 let there = bytes.get(from..from + count).ok_or(io::ErrorKind::UnexpectedEof)?;
                 part.copy_from_slice(there);
                 let mut state = run.write();
-                let is_new = state.places.get(index).is_some_and(|place| !place.is_here);
-                let kept = is_new && self.put(run.number, &mut state, index, &bytes);
+                let was_here = state.places.get(index).is_some_and(|place| place.is_here);
+                let is_here = self.put(run.number, &mut state, index, &bytes);
                 drop(state);
-                if kept {
-                    self.note(run, index, length);
+                match (was_here, is_here) {
+                    (false, true) => self.note(run, index, length),
+                    (true, false) => self.forget(length),
+                    _ => {}
                 }
             }
             offset += count as u64;
@@ -172,12 +189,7 @@ impl Cache {
     pub(crate) fn remove(&self, run: &Arc<Run>) {
         let mut state = run.write();
         let here = state.places.iter_mut().filter(|place| place.is_here);
-        let freed: u64 = here
-            .map(|place| {
-                place.is_here = false;
-                place.length
-            })
-            .sum();
+        let freed: u64 = here.map(Place::leave).sum();
         state.file = None;
         drop(state);
         let mut held = lock(&self.held);
@@ -203,7 +215,17 @@ impl Cache {
         let Pieces { places, file: Some(file), .. } = state else { return false };
         let Some(place) = places.get_mut(index) else { return false };
         place.is_here = file.write_all_at(bytes, place.at).is_ok();
+        place.sums = match place.is_here {
+            true => bytes.chunks(PAGE_BYTES as usize).map(crc32c::crc32c).collect(),
+            false => Box::default(),
+        };
         place.is_here
+    }
+
+    /// A piece is not here any more; others take its place in the queue.
+    fn forget(&self, length: u64) {
+        let mut held = lock(&self.held);
+        held.bytes = held.bytes.saturating_sub(length);
     }
 
     /// Counts a piece, and removes others that were not read lately where there are too many.
@@ -223,8 +245,7 @@ impl Cache {
                 held.pieces.push_back((weak, index));
                 continue;
             }
-            place.is_here = false;
-            held.bytes = held.bytes.saturating_sub(place.length);
+            held.bytes = held.bytes.saturating_sub(place.leave());
             if let Some(file) = file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 // Where the file system has no holes the bytes stay until the run goes.
@@ -242,12 +263,49 @@ impl Drop for Cache {
     }
 }
 
-/// Reads from the local file; false if the piece is not there, or not readable.
+/// Reads from the local file; false if the piece is not there, not readable, or not what was
+/// written.
 fn take(run: &Run, index: usize, part: &mut [u8], offset: u64) -> bool {
     let state = run.read();
     let Some(place) = state.places.get(index).filter(|place| place.is_here) else { return false };
+    let Some(file) = &state.file else { return false };
     place.is_used.store(true, Ordering::Relaxed);
-    state.file.as_ref().is_some_and(|file| file.read_exact_at(part, offset).is_ok())
+    let read = read_pages(file, place, part, offset);
+    #[cfg(feature = "connection")]
+    if let Err(error) = &read {
+        let run = run.number;
+        tracing::warn!(%error, run, offset, "the local cache cannot be used; a piece is fetched");
+    }
+    read.is_ok()
+}
+
+/// Reads a part of a piece, and the rest of the pages that it is in, all of which are verified.
+fn read_pages(file: &fs::File, place: &Place, part: &mut [u8], offset: u64) -> io::Result<()> {
+    let from = offset - place.at;
+    let first = from / PAGE_BYTES;
+    let start = first * PAGE_BYTES;
+    let end = (from + part.len() as u64).next_multiple_of(PAGE_BYTES).min(place.length);
+    let mut rest = Vec::new();
+    let is_whole = (start, end) == (from, from + part.len() as u64);
+    let pages = match is_whole {
+        true => &mut *part,
+        false => {
+            rest.resize(usize::try_from(end - start).map_err(io::Error::other)?, 0);
+            &mut rest[..]
+        }
+    };
+    file.read_exact_at(pages, place.at + start)?;
+    let found = pages.chunks(PAGE_BYTES as usize).map(crc32c::crc32c);
+    let sums = place.sums.iter().skip(usize::try_from(first).map_err(io::Error::other)?);
+    if !found.zip(sums).all(|(found, sum)| found == *sum) {
+        return Err(io::Error::other("it returned something else than was written"));
+    }
+    if !is_whole {
+        let from = usize::try_from(from - start).map_err(io::Error::other)?;
+        let there = rest.get(from..from + part.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        part.copy_from_slice(there);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -280,5 +338,51 @@ mod tests {
         assert!((2..=4).contains(&first.len()), "two of four are kept: {first:?}");
         read(4);
         assert_eq!(fetched.take(), [] as [u64; 0], "the last is here");
+    }
+
+    #[test]
+    fn what_the_local_disk_changed_is_fetched_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::create(directory.path(), 0, "claim", 1 << 20);
+        let piece = |number: u64| -> Vec<u8> {
+            (0..10_000_u64).map(|at| (at * 31 / 7 + number * 101) as u8).collect()
+        };
+        let run = Arc::new(Run::new(7, &[]));
+        (0..3).for_each(|number| cache.add(&run, run.bytes(), &piece(number)));
+        let whole: Vec<u8> = (0..3).flat_map(piece).collect();
+        let fetched = RefCell::new(Vec::new());
+        let read = |from: usize, length: usize| {
+            let mut bytes = vec![0; length];
+            let fetch = |at: u64| {
+                fetched.borrow_mut().push(at);
+                Ok(piece(at / 10_000))
+            };
+            cache.read(&run, &mut bytes, from as u64, fetch).unwrap();
+            assert_eq!(bytes, whole[from..from + length], "{length} bytes from {from}");
+            fetched.take()
+        };
+        let file = cache.path(7).unwrap();
+        let parts =
+            [(0, 30_000), (4_096, 4_096), (9_999, 2), (18_192, 1_808), (12_345, 1), (29_999, 1)];
+        for (from, length) in parts {
+            assert_eq!(read(from, length), [] as [u64; 0], "all of it is here");
+        }
+        // Its first byte, its last one, and one in the rest of the last page of each.
+        for (from, length) in parts {
+            for changed in [from, from + length - 1] {
+                let mut bytes = fs::read(&file).unwrap();
+                bytes[changed] ^= 0x10;
+                let disk = OpenOptions::new().write(true).open(&file).unwrap();
+                disk.write_all_at(&bytes, 0).unwrap();
+                let at = changed as u64 / 10_000 * 10_000;
+                assert_eq!(read(from, length), [at], "byte {changed} of {from}, {length}");
+                assert_eq!(read(from, length), [] as [u64; 0], "it is here again");
+            }
+        }
+        // It was cut.
+        let disk = OpenOptions::new().write(true).open(&file).unwrap();
+        disk.set_len(15_000).unwrap();
+        assert_eq!(read(0, 30_000), [10_000, 20_000]);
+        assert_eq!(read(0, 30_000), [] as [u64; 0]);
     }
 }

@@ -27,6 +27,11 @@ use crate::sql::{self, Sql};
 /// and has to reach the second host by then.
 const HOST_STEP: Duration = Duration::from_millis(200);
 
+/// How long a check may take: a lock may keep it waiting for ever, or the server stand still.
+const CHECK_WITHIN: Duration = Duration::from_secs(10);
+/// How long a change of the schema may take, with its commit.
+const CHANGE_WITHIN: Duration = Duration::from_secs(60);
+
 /// A session, or with a pooler in between a place in its queue.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -39,11 +44,13 @@ pub(crate) struct Connection {
     driver: AbortHandle,
     /// How many there are.
     connections: Arc<AtomicUsize>,
+    /// How many had failed when this one was begun.
+    begun_after: usize,
     /// A statement is under way.
     is_busy: bool,
 }
 
-type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
+pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 impl Connection {
     /// Connects to the first host that takes writes; names are resolved anew.
@@ -91,6 +98,7 @@ impl Connection {
 
     async fn connect(settings: &Settings, config: &Config) -> Result<Self, Failure> {
         let warned = Arc::new(Mutex::new(None));
+        let begun_after = settings.failed.load(Ordering::Relaxed);
         let (client, driver) = match &settings.tls {
             Some(tls) => {
                 let connected = config.connect(tls.clone()).await;
@@ -106,17 +114,34 @@ impl Connection {
         let (driver, pooled, prepared) = (driver.abort_handle(), settings.pooled, HashMap::new());
         let connections = Arc::clone(&settings.connections);
         connections.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { client, warned, prepared, pooled, driver, connections, is_busy: false })
+        let is_busy = false;
+        Ok(Self { client, warned, prepared, pooled, driver, connections, begun_after, is_busy })
+    }
+
+    /// Whether no other one has failed since this one was begun.
+    pub(crate) fn is_as_new(&self, settings: &Settings) -> bool {
+        self.begun_after == settings.failed.load(Ordering::Relaxed)
     }
 
     /// Executes several statements of text, for the schema.
     pub(crate) async fn batch(&self, text: &str) -> Result<(), Failure> {
-        self.client.batch_execute(text).await.map_err(|error| failure(&error))
+        within(CHANGE_WITHIN, self.client.batch_execute(text)).await
     }
 
-    /// Executes a statement without parameters and returns its rows as text.
+    /// Executes a statement with parameters among them.
+    pub(crate) async fn change(
+        &self,
+        sql: &Sql,
+        parameters: Parameters<'_>,
+    ) -> Result<(), Failure> {
+        let typed: Vec<_> =
+            parameters.iter().zip(sql.types).map(|(it, of)| (*it, of.clone())).collect();
+        within(CHANGE_WITHIN, self.client.query_typed(sql.text, &typed)).await.map(drop)
+    }
+
+    /// Executes a statement without parameters and returns its rows as text, for checks.
     pub(crate) async fn text(&self, text: &str) -> Result<Vec<Vec<String>>, Failure> {
-        let answered = self.client.simple_query(text).await.map_err(|error| failure(&error))?;
+        let answered = within(CHECK_WITHIN, self.client.simple_query(text)).await?;
         let rows = answered.iter().filter_map(|message| match message {
             tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
@@ -443,6 +468,15 @@ async fn drive<S, T>(
             Err(_) => return, // Whoever waits for an answer learns of it.
         }
     }
+}
+
+/// What a check or a change of the schema brings, if that takes no longer. It is not cancelled.
+async fn within<T>(
+    most: Duration,
+    asked: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Failure> {
+    let answered = tokio::time::timeout(most, asked).await;
+    answered.map_err(|_| Failure::TimedOut(most))?.map_err(|error| failure(&error))
 }
 
 /// What an error of the driver means.

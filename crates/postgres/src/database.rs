@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::appender::Appender;
 use crate::call::{Answer, Backend, Call, unexpected};
 use crate::connection::Connection;
-use crate::drive::{Driver, execute};
+use crate::drive::{Driver, execute, execute_on};
 use crate::error::{Failure, Refused};
 use crate::lane::{Lane, OnAppend};
 use crate::patience::{Patience, Pulse};
@@ -33,6 +33,8 @@ const LANES: usize = 2;
 const POOL: usize = 4;
 /// A statement of those that takes longer may be on a dead connection.
 const POOL_LATE: Duration = Duration::from_secs(20);
+/// The same for members, who do not wait for a pulse: they make it.
+const MEMBERS_LATE: Duration = Duration::from_secs(1);
 /// Between two tries, at random within these.
 const PAUSE_MS: std::ops::Range<u64> = 20..250;
 
@@ -87,7 +89,7 @@ struct Inner {
     lanes: Vec<Arc<Lane>>,
     pool: Arc<Pool>,
     /// Of the members alone, so that no full pool keeps a heartbeat waiting.
-    members: Arc<Pool>,
+    members: Arc<Apart>,
     pulse: Pulse,
     on_append: Arc<OnceLock<OnAppend>>,
     runtime: Option<Runtime>,
@@ -142,8 +144,8 @@ impl Database {
             lane
         };
         let lanes: Vec<_> = (0..LANES).map(lane).collect();
-        let pool = |size| Arc::new(Pool::new(settings.clone(), size, pulse.clone(), POOL_LATE));
-        let (pool, members) = (pool(POOL), pool(1));
+        let pool = Arc::new(Pool::new(settings.clone(), POOL, pulse.clone(), POOL_LATE));
+        let members = Arc::new(Apart::new(settings.clone(), MEMBERS_LATE));
         let runtime = Some(runtime);
         let inner = Inner { settings, shared, lanes, pool, members, pulse, on_append, runtime };
         Ok((Self(Arc::new(inner)), beside))
@@ -245,14 +247,16 @@ impl Database {
     /// Executes a call, if that takes no longer than this. It is not cancelled: it may take effect
     /// later.
     pub fn call_within(&self, call: Call, within: Duration) -> Result<Answer, Failure> {
-        self.execute(&self.0.pool, call, Some(within))
+        let pool = Arc::clone(&self.0.pool);
+        self.wait_within(within, async move { pool.call(&call).await })
     }
 
     /// The same over the members' connection.
     pub(crate) fn call_member(&self, call: Call, within: Duration) -> Result<Answer, Failure> {
         let begun = Instant::now();
         let is_heartbeat = matches!(call, Call::Heartbeat { .. });
-        let answer = self.execute(&self.0.members, call, Some(within))?;
+        let members = Arc::clone(&self.0.members);
+        let answer = self.wait_within(within, async move { members.call(call, within).await })?;
         if is_heartbeat {
             self.0.pulse.beat(begun);
         }
@@ -274,30 +278,31 @@ impl Database {
         }
     }
 
-    fn execute(
+    fn wait_within(
         &self,
-        pool: &Arc<Pool>,
-        call: Call,
-        within: Option<Duration>,
+        within: Duration,
+        call: impl Future<Output = Result<Answer, Failure>> + Send + 'static,
     ) -> Result<Answer, Failure> {
-        let pool = Arc::clone(pool);
-        let executed = async move {
-            match within {
-                Some(within) => tokio::time::timeout(within, pool.call(&call))
-                    .await
-                    .unwrap_or(Err(Failure::TimedOut(within))),
-                None => pool.call(&call).await,
-            }
-        };
+        self.wait(async move {
+            let late = |_| Err(Failure::TimedOut(within));
+            tokio::time::timeout(within, call).await.unwrap_or_else(late)
+        })
+    }
+
+    fn wait(
+        &self,
+        call: impl Future<Output = Result<Answer, Failure>> + Send + 'static,
+    ) -> Result<Answer, Failure> {
         let runtime = self.0.runtime.as_ref();
         let gone = || Failure::Unreachable("this process is closing it".to_owned());
-        runtime.and_then(|runtime| wait(runtime, executed)).ok_or_else(gone)?
+        runtime.and_then(|runtime| wait(runtime, call)).ok_or_else(gone)?
     }
 }
 
 impl Backend for Database {
     fn call(&self, call: Call) -> Result<Answer, Failure> {
-        self.execute(&self.0.pool, call, None)
+        let pool = Arc::clone(&self.0.pool);
+        self.wait(async move { pool.call(&call).await })
     }
 
     fn pause(&self) {
@@ -349,7 +354,7 @@ impl Pool {
         let Ok(_permit) = self.permits.acquire().await else {
             unreachable!("the semaphore is never closed");
         };
-        let mut connection = self.lock_idle().pop();
+        let mut connection = self.newest();
         let kind = discriminant(call);
         let (gives_up, limit) = self.with_patience(kind, |it| (it.ends(), it.limit()));
         let outcome = execute(&self.settings, &mut connection, call, gives_up).await;
@@ -360,12 +365,17 @@ impl Pool {
                 it.ended(is_given_up);
             }
         });
-        match &outcome {
-            // The others are likely to be as old: the next calls connect anew.
-            Err(failure) if failure.ends_connection() => self.lock_idle().clear(),
-            _ => self.lock_idle().extend(connection),
-        }
+        self.lock_idle().extend(connection);
         outcome
+    }
+
+    /// A connection that is idle. After another one failed, such as that of the heartbeats, those
+    /// that are as old are not used: they may lead to a server that was left for its standby, lives
+    /// on, and answers reads with what was there before.
+    fn newest(&self) -> Option<Connection> {
+        let mut idle = self.lock_idle();
+        idle.retain(|it| it.is_as_new(&self.settings));
+        idle.pop()
     }
 
     fn with_patience<T>(&self, kind: Kind, with: impl FnOnce(&mut Patience) -> T) -> T {
@@ -375,6 +385,50 @@ impl Pool {
 
     fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One connection, for statements whose callers do not wait for their end.
+///
+/// A statement that waits for a synchronous standby that is gone is not over when nobody listens:
+/// it stays on the server, with its locks and its place among the connections. Who beats twice a
+/// second and began anew each time would fill the server within minutes. So a statement that was
+/// sent goes on without its caller, and the next one waits for it. It is given up all the same, in
+/// case the connection is dead, but each time after twice as long.
+struct Apart {
+    settings: Settings,
+    state: Arc<tokio::sync::Mutex<OneAtATime>>,
+}
+
+struct OneAtATime {
+    connection: Option<Connection>,
+    patience: Patience,
+}
+
+impl Apart {
+    fn new(settings: Settings, late: Duration) -> Self {
+        let patience = Patience::alone(late);
+        let state = Arc::new(tokio::sync::Mutex::new(OneAtATime { connection: None, patience }));
+        Self { settings, state }
+    }
+
+    /// Nothing is sent if this is dropped while it waits for an earlier call or connects.
+    async fn call(&self, call: Call, within: Duration) -> Result<Answer, Failure> {
+        let mut state = Arc::clone(&self.state).lock_owned().await;
+        let open = match state.connection.take() {
+            Some(open) => open,
+            None => Connection::open(&self.settings).await?,
+        };
+        let settings = self.settings.clone();
+        let sent = tokio::spawn(async move {
+            let gives_up = state.patience.ends_after(within);
+            let (outcome, open) = execute_on(&settings, open, &call, gives_up).await;
+            state.patience.ended(matches!(outcome, Err(Failure::TimedOut(_))));
+            state.connection = open;
+            outcome
+        });
+        let ended = |error| Failure::Unreachable(format!("its task failed: {error}"));
+        sent.await.map_err(ended)?
     }
 }
 

@@ -1,5 +1,7 @@
 //! Executes calls over connections that are made anew when they fail.
 
+use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -65,7 +67,10 @@ impl Driver {
             }
             lane.answered(outcome);
             if !has_failed {
-                pause_ms = PAUSE_MS.0;
+                // A look-up that succeeds says nothing of the append that comes after it.
+                if matches!(call, Call::Append(_)) {
+                    pause_ms = PAUSE_MS.0;
+                }
                 continue;
             }
             let pause = Duration::from_millis(fastrand::u64(pause_ms / 5..=pause_ms));
@@ -83,22 +88,33 @@ pub(crate) async fn execute(
     call: &Call,
     gives_up: impl Future<Output = Duration>,
 ) -> Result<Answer, Failure> {
-    let ready = connection.take();
-    let executed = async {
-        let mut open = match ready {
-            Some(open) => open,
-            None => Connection::open(settings).await?,
-        };
-        let outcome = open.call(call).await;
-        let is_over = outcome.as_ref().is_err_and(Failure::ends_connection);
-        Ok((outcome, Some(open).filter(|_| !is_over)))
+    let mut gives_up = pin!(gives_up);
+    let open = match connection.take() {
+        Some(open) => open,
+        None => tokio::select! {
+            opened = Connection::open(settings) => opened?,
+            waited = &mut gives_up => return Err(Failure::TimedOut(waited)),
+        },
     };
-    tokio::select! {
-        executed = executed => {
-            let (outcome, open) = executed?;
-            *connection = open;
-            outcome
-        }
+    let (outcome, open) = execute_on(settings, open, call, gives_up).await;
+    *connection = open;
+    outcome
+}
+
+/// The same on an open connection, which is returned if it is of further use.
+pub(crate) async fn execute_on(
+    settings: &Settings,
+    mut open: Connection,
+    call: &Call,
+    gives_up: impl Future<Output = Duration>,
+) -> (Result<Answer, Failure>, Option<Connection>) {
+    let outcome = tokio::select! {
+        outcome = open.call(call) => outcome,
         waited = gives_up => Err(Failure::TimedOut(waited)),
+    };
+    let is_over = outcome.as_ref().is_err_and(Failure::ends_connection);
+    if is_over {
+        settings.failed.fetch_add(1, Ordering::Relaxed);
     }
+    (outcome, Some(open).filter(|_| !is_over))
 }

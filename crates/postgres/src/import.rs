@@ -23,7 +23,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Parameters};
 use crate::database::{Create, draw};
 use crate::error::{Failure, Refused};
 use crate::log::lock;
@@ -81,8 +81,6 @@ struct Session {
     connection: Option<Connection>,
     beaten: Instant,
 }
-
-type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 impl Import {
     /// Refuses a database that could not be imported into. Changes nothing.

@@ -33,6 +33,7 @@ mod lane;
 mod log;
 mod members;
 pub mod node;
+mod ownership;
 #[cfg(feature = "connection")]
 mod patience;
 #[cfg(feature = "connection")]

@@ -15,7 +15,8 @@ use uuid::Uuid;
 use crate::appender::{Appender, Ticket};
 use crate::call::{Answer, Backend, Call, End, Owner, Part, Position, Row, chain, unexpected};
 use crate::error::Failure;
-use crate::lane::{Lane, Watcher};
+use crate::lane::Lane;
+use crate::ownership::Ownership;
 use crate::steps::Steps;
 use crate::witness::{Witness, set_back};
 
@@ -43,72 +44,6 @@ pub(crate) struct Parts {
     pub(crate) close_wait: Duration,
 }
 
-/// What the owner, its volume and its lane share.
-pub(crate) struct Ownership {
-    pub(crate) owner: Mutex<Option<Owner>>,
-    /// Held while the owner claims again: the database has its next claim before `owner` has.
-    claiming: Mutex<()>,
-    pub(crate) stop: Stop,
-    wake: Wake,
-    witness: Arc<Witness>,
-}
-
-impl Ownership {
-    pub(crate) fn owner(&self) -> Result<Owner, Error> {
-        self.stop.check()?;
-        let nobody = || Error::Stopped("the partition was not claimed".to_owned());
-        lock(&self.owner).ok_or_else(nobody)
-    }
-
-    /// The owner, after the database said that `before` is not: it may have claimed again
-    /// meanwhile. `None` if it was replaced.
-    pub(crate) fn owner_after(&self, before: Owner) -> Result<Option<Owner>, Error> {
-        drop(lock(&self.claiming));
-        self.owner().map(|owner| Some(owner).filter(|owner| *owner != before))
-    }
-
-    /// How far it is durable.
-    pub(crate) fn reached(&self) -> Option<LogEnd> {
-        self.witness.last()
-    }
-
-    /// Stops everything if the database ends before what it `had` made durable when that was asked:
-    /// what is missing there is no damage, and nobody may go on before somebody has decided what to
-    /// do.
-    pub(crate) fn check_end(&self, label: &str, had: LogEnd, end: &End) -> Result<(), Error> {
-        if end.last.sequence >= had.sequence && end.epoch >= had.epoch {
-            return Ok(());
-        }
-        self.witness.write();
-        Err(self.fail(Error::Regressed { file: label.to_owned(), had, found: end.last }))
-    }
-
-    /// Stops everything for this reason, the first one counts.
-    pub(crate) fn fail(&self, error: Error) -> Error {
-        self.stop.fail_by(&error);
-        (self.wake)();
-        self.stop.check().err().unwrap_or(error)
-    }
-}
-
-impl Watcher for Ownership {
-    fn changed(&self, last: LogEnd, ended: Option<Error>) {
-        self.witness.note(last);
-        if let Some(error) = ended {
-            // The next start has to know how far it was, also if it comes before the next tick.
-            if matches!(error, Error::Regressed { .. }) {
-                self.witness.write();
-            }
-            self.stop.fail_by(&error);
-        }
-        (self.wake)();
-    }
-
-    fn tick(&self) {
-        self.witness.write();
-    }
-}
-
 /// The journal of one partition. It is claimed before the archive is read, by
 /// [`PostgresLog::claim_first`].
 pub struct PostgresLog {
@@ -127,13 +62,8 @@ pub struct PostgresLog {
 
 impl PostgresLog {
     pub(crate) fn new(parts: Parts) -> Self {
-        let shared = Arc::new(Ownership {
-            owner: Mutex::new(None),
-            claiming: Mutex::default(),
-            stop: Stop::default(),
-            wake: Arc::clone(&parts.wake),
-            witness: Arc::clone(&parts.witness),
-        });
+        let witness = Arc::clone(&parts.witness);
+        let shared = Arc::new(Ownership::new(Arc::clone(&parts.wake), witness));
         Self {
             parts,
             shared,
@@ -301,8 +231,8 @@ impl PostgresLog {
                 }
             }
             if end.claim != Some(owner.claim) || end.epoch != owner.epoch {
-                let fenced = Error::Fenced { held: owner.epoch, newest: end.epoch };
-                return Err(self.shared.fail(fenced));
+                let replaced = self.shared.replaced(&self.parts.label, owner, &end);
+                return Err(self.shared.fail(replaced));
             }
             let (partition, node) = (owner.partition, self.parts.node);
             let call = Call::Claim { partition, seen: owner.epoch, least, claim, node };
@@ -348,7 +278,7 @@ impl PostgresLog {
         let owner = self.shared.owner();
         match owner.and_then(|owner| Ok((owner, self.end()?))) {
             Ok((owner, end)) if end.claim != Some(owner.claim) => {
-                Error::Fenced { held: owner.epoch, newest: end.epoch }
+                self.shared.replaced(&self.parts.label, owner, &end)
             }
             Ok(_) => self.corrupt(sequence, "a batch is missing"),
             Err(error) => error,

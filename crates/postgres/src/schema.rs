@@ -3,11 +3,12 @@
 use uuid::Uuid;
 
 use crate::call::chain;
-use crate::connection::Connection;
+use crate::connection::{Connection, Parameters};
 use crate::database::{Create, Secret, Shared, draw};
 use crate::error::{Failure, Refused};
 use crate::import::Mark;
 use crate::settings::Settings;
+use crate::sql;
 
 /// The format of the tables that this release writes and reads.
 pub(crate) const FORMAT: i32 = 1;
@@ -107,6 +108,11 @@ impl Checks<'_> {
         let (database, why) = (self.database.clone(), failure.to_string());
         match failure {
             Failure::Unreachable(_) => Refused::Unreachable { database, why },
+            Failure::TimedOut(_) => {
+                let cause = "a lock of somebody else, or a synchronous standby that is gone, may \
+                             keep it waiting: see pg_stat_activity";
+                Refused::Unreachable { database, why: format!("{why}; {cause}") }
+            }
             _ => Refused::Unexpected { database, why },
         }
     }
@@ -260,11 +266,16 @@ impl Checks<'_> {
         }
     }
 
-    /// All tables in one transaction.
+    /// All tables in one transaction, with the row that makes a broker of them.
     async fn create(&self, create: &Create, has_schema: bool) -> Result<(), Refused> {
         let unexpected = |why: String| Refused::Unexpected { database: self.database.clone(), why };
         let (cluster, lineage) = (draw().map_err(unexpected)?, draw().map_err(unexpected)?);
-        self.create_tables(has_schema, &rows(create, cluster, lineage)).await
+        let partitions = i32::from(create.partitions);
+        let fingerprints = create.fingerprints.as_ref().map(|secret| secret.0.to_vec());
+        let (leases, links) = (create.leases.0.as_slice(), create.links.0.as_slice());
+        let row: Parameters<'_> =
+            &[&FORMAT, &FEATURE, &cluster, &lineage, &partitions, &fingerprints, &leases, &links];
+        self.create_tables(has_schema, &rows(create.partitions, cluster), Some(row)).await
     }
 
     /// The tables for an import: no row of `hapax.cluster`, so that nobody takes them for a broker.
@@ -277,17 +288,19 @@ impl Checks<'_> {
         let mut rows: String = (0..partitions).map(journal_table).collect();
         let mark = mark.hex();
         rows.push_str(&format!("insert into hapax.document values ('import', 1, '\\x{mark}');"));
-        self.create_tables(has_schema, &rows).await
+        self.create_tables(has_schema, &rows, None).await
     }
 
-    async fn create_tables(&self, has_schema: bool, rows: &str) -> Result<(), Refused> {
-        let tables = match has_schema {
-            true => TABLES.replacen("create schema hapax;", "", 1),
-            false => TABLES.to_owned(),
-        };
-        let text = format!("begin; {tables} {rows} commit;");
-        match self.connection.batch(&text).await {
+    async fn create_tables(
+        &self,
+        has_schema: bool,
+        rows: &str,
+        broker: Option<Parameters<'_>>,
+    ) -> Result<(), Refused> {
+        match self.create_all(has_schema, rows, broker).await {
             Ok(()) => Ok(()),
+            // The connection is busy, and closed by whoever has it.
+            Err(failure @ Failure::TimedOut(_)) => Err(self.unexpected(&failure)),
             // Somebody else is creating it: the schema or a table exists, or is about to.
             Err(Failure::Refused(why))
                 if ["42P06", "42P07", "23505"].iter().any(|state| why.contains(state)) =>
@@ -300,6 +313,23 @@ impl Checks<'_> {
                 Err(self.unexpected(&failure))
             }
         }
+    }
+
+    async fn create_all(
+        &self,
+        has_schema: bool,
+        rows: &str,
+        broker: Option<Parameters<'_>>,
+    ) -> Result<(), Failure> {
+        let tables = match has_schema {
+            true => TABLES.replacen("create schema hapax;", "", 1),
+            false => TABLES.to_owned(),
+        };
+        self.connection.batch(&format!("begin; {tables} {rows}")).await?;
+        if let Some(broker) = broker {
+            self.connection.change(&sql::CREATE, broker).await?;
+        }
+        self.connection.batch("commit").await
     }
 
     async fn shared(&self) -> Result<Shared, Refused> {
@@ -340,30 +370,19 @@ impl Checks<'_> {
     }
 }
 
-/// The rows of a new broker. Every journal begins with a row, so that every append has one to
+/// The partitions of a new broker. Every journal begins with a row, so that every append has one to
 /// follow.
-fn rows(create: &Create, cluster: Uuid, lineage: Uuid) -> String {
-    let hex = |secret: &Secret| blake3::Hash::from_bytes(secret.0).to_hex().to_string();
-    let bytes = |secret: &Secret| format!("'\\x{}'::bytea", hex(secret));
-    let fingerprints = create.fingerprints.as_ref().map_or("null".to_owned(), bytes);
-    let mut text = format!(
-        "insert into hapax.cluster (format, feature, id, lineage, partitions, fingerprints, leases,
-           links)
-         values ({FORMAT}, {FEATURE}, '{cluster}', '{lineage}', {}, {fingerprints}, {}, {});",
-        create.partitions,
-        bytes(&create.leases),
-        bytes(&create.links)
-    );
-    for number in 0..create.partitions {
+fn rows(partitions: u16, cluster: Uuid) -> String {
+    let of_partition = |number| {
         let chain = chain(cluster, number, 0, 0, &[]).cast_signed();
-        text.push_str(&journal_table(number));
-        text.push_str(&format!(
-            "insert into hapax.partition (number) values ({number});
+        let table = journal_table(number);
+        format!(
+            "{table} insert into hapax.partition (number) values ({number});
              insert into hapax.journal values ({number}, 0, 0, {chain}, '');
              insert into hapax.manifest values ({number}, 0, 0, {chain}, '');"
-        ));
-    }
-    text
+        )
+    };
+    (0..partitions).map(of_partition).collect()
 }
 
 /// The table of one partition's journal.

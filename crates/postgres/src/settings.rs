@@ -28,6 +28,8 @@ pub struct Settings {
     pub(crate) tls: Option<Tls>,
     /// How many connections with these settings, or clones of them, are open.
     pub(crate) connections: Arc<AtomicUsize>,
+    /// How many connections failed: the others that are as old may lead to a server that was left.
+    pub(crate) failed: Arc<AtomicUsize>,
     shown: String,
 }
 
@@ -59,12 +61,12 @@ impl Settings {
             Mode::Prefer | Mode::Require => Some(Tls::new(own.root_certificate.as_deref())?),
         };
         let shown = shown(&config);
-        let connections = Arc::default();
+        let (connections, failed) = (Arc::default(), Arc::default());
         let mut hosts: Vec<Config> =
             each_host(&own.rest).iter().map(|url| self::config(url)).collect::<Result<_, _>>()?;
         hosts.iter_mut().for_each(|host| prepare(host, own.mode));
         let (pooled, preferred) = (own.pooled, Arc::default());
-        Ok(Self { hosts, preferred, pooled, tls, connections, shown })
+        Ok(Self { hosts, preferred, pooled, tls, connections, failed, shown })
     }
 
     /// The database in messages: hosts and name, without the password.

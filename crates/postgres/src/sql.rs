@@ -190,9 +190,11 @@ pub(crate) const REMOVE: Sql = Sql {
     types: &[Type::INT4, Type::INT8, Type::UUID, Type::INT8, Type::INT8],
 };
 
+/// Waits for no standby, as with [`FORGET`]: a node that finds its row gone enters another one.
 pub(crate) const REGISTER: Sql = Sql {
-    text: "insert into hapax.node (id, name, address, release, feature, state)
-           values ($1, $2, $3, $4, $5, 1) on conflict do nothing returning feature",
+    text: "with fast as (select set_config('synchronous_commit', 'off', true))
+           insert into hapax.node (id, name, address, release, feature, state)
+           select $1, $2, $3, $4, $5, 1 from fast on conflict do nothing returning feature",
     types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4],
 };
 
@@ -233,7 +235,9 @@ pub(crate) const OWNERS: Sql = Sql {
 };
 
 pub(crate) const FORGET: Sql = Sql {
-    text: "delete from hapax.node where id = $1 and ($2 < 0 or heartbeat = $2) returning id",
+    text: "with fast as (select set_config('synchronous_commit', 'off', true))
+           delete from hapax.node using fast
+           where id = $1 and ($2 < 0 or heartbeat = $2) returning id",
     types: &[Type::UUID, Type::INT8],
 };
 
@@ -266,6 +270,23 @@ pub(crate) const ACCEPT_LOSS: Sql = Sql {
            intended = null from drawn returning number"
     ),
     types: &[Type::UUID],
+};
+
+/// Makes a broker of the tables. Secrets are parameters: the text of a statement is seen by whoever
+/// looks at the server's activity, and is logged with its errors.
+pub(crate) const CREATE: Sql = Sql {
+    text: "insert into hapax.cluster (format, feature, id, lineage, partitions, fingerprints,
+             leases, links) values ($1, $2, $3, $4, $5, $6, $7, $8)",
+    types: &[
+        Type::INT4,
+        Type::INT4,
+        Type::UUID,
+        Type::UUID,
+        Type::INT4,
+        Type::BYTEA,
+        Type::BYTEA,
+        Type::BYTEA,
+    ],
 };
 
 /// Counts the mark of an import up, if it is still this one's: another import that watches it sees

@@ -19,7 +19,8 @@ use hapax_store::{Corruption, Error, File, Lock, LogEnd, NotReplaced, Volume};
 use crate::cache::{Cache, Run};
 use crate::call::{Answer, Backend, Call, End, Owner, Piece};
 use crate::error::Failure;
-use crate::log::{Ownership, lock};
+use crate::log::lock;
+use crate::ownership::Ownership;
 use crate::steps::Steps;
 
 /// The most bytes of a piece.
@@ -85,10 +86,11 @@ impl PostgresVolume {
                     let text = format!("the manifest of {label} was refused: {why}");
                     self.shared.check_end(had, end).err().unwrap_or(Error::Stopped(text))
                 }
-                end => {
-                    let newest = end.map_or(0, |end| end.epoch);
-                    self.shared.ownership.fail(Error::Fenced { held: owner.epoch, newest })
+                Some(end) => {
+                    let ownership = &self.shared.ownership;
+                    ownership.fail(ownership.replaced(&self.shared.label, owner, end))
                 }
+                None => Error::Stopped("its row is missing".to_owned()),
             },
             Ok(_) => Error::Stopped("its end is missing".to_owned()),
         }

@@ -12,6 +12,9 @@
 //!
 //! A file of another lineage says one thing: an operator who accepts a loss raises all epochs, so a
 //! database with lower ones is from before that.
+//!
+//! A file has a checksum. One that was cut by a crash, or changed, says nothing: half of a number
+//! would be another position, and halt a node whose database is sound.
 
 use std::fmt::Debug;
 use std::fs;
@@ -96,9 +99,7 @@ impl Witness {
         let (Some(kept), Some(noted), false) = (&self.kept, last, *written == last) else {
             return;
         };
-        let LogEnd { epoch, sequence, chain } = noted;
-        let text = format!("{} {} {epoch} {sequence} {chain}\n", self.of.0, self.of.1);
-        if kept.write(&text) {
+        if kept.write(&text_of(self.of, noted)) {
             *written = last;
         }
     }
@@ -196,14 +197,29 @@ pub(crate) fn path(directory: &std::path::Path, partition: u16) -> PathBuf {
     directory.join(format!("witness-{partition:04}"))
 }
 
-/// Cluster and lineage, and how far it was.
+/// Cluster and lineage, how far it was, and a checksum of that.
+fn text_of(of: (Uuid, Uuid), last: LogEnd) -> String {
+    let LogEnd { epoch, sequence, chain } = last;
+    let said = format!("{} {} {epoch} {sequence} {chain}", of.0, of.1);
+    format!("{said} {}\n", sum(&said))
+}
+
+fn sum(said: &str) -> String {
+    blake3::hash(said.as_bytes()).to_hex().chars().take(16).collect()
+}
+
+/// Only what [`text_of`] wrote, to the last byte.
 fn parse(text: &str) -> Option<((Uuid, Uuid), LogEnd)> {
-    let mut words = text.split_whitespace();
-    let found = (Uuid::parse_str(words.next()?).ok()?, Uuid::parse_str(words.next()?).ok()?);
+    let (said, found) = text.strip_suffix('\n')?.rsplit_once(' ')?;
+    if found != sum(said) {
+        return None;
+    }
+    let mut words = said.split(' ');
+    let of = (Uuid::parse_str(words.next()?).ok()?, Uuid::parse_str(words.next()?).ok()?);
     let epoch = words.next()?.parse().ok()?;
     let sequence = words.next()?.parse().ok()?;
     let chain = words.next()?.parse().ok()?;
-    Some((found, LogEnd { epoch, sequence, chain }))
+    Some((of, LogEnd { epoch, sequence, chain }))
 }
 
 #[cfg(test)]
@@ -258,6 +274,42 @@ mod tests {
         assert!(lost(8, end(8, 101, 5), Some(end(6, 100, 1))).is_none());
         assert!(lost(8, end(8, 102, 6), None).is_none(), "it was truncated");
         assert_eq!(all.known(), [(0, end(8, 102, 6))]);
+    }
+
+    /// A crash of the machine may leave a part of it, or zeroes: it is not synced.
+    #[test]
+    fn a_file_that_was_cut_or_changed_says_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let lineage = Uuid::from_u128(2);
+        let all = witnesses(directory.path());
+        let last = end(70, 123_456, 9_876_543_210);
+        assert!(all.note(&[], &heartbeat(70, last, None, lineage)).is_none());
+        all.write();
+        let file = path(directory.path(), 0);
+        let whole = fs::read(&file).unwrap();
+        assert_eq!(witnesses(directory.path()).known(), [(0, last)]);
+        let says_nothing = |bytes: &[u8], what: &str| {
+            fs::write(&file, bytes).unwrap();
+            let all = witnesses(directory.path());
+            assert_eq!(all.known(), [], "{what}");
+            // Also not of another lineage.
+            let of = (Uuid::from_u128(1), Uuid::from_u128(8));
+            let other = Witnesses::of_files(of, &[directory.path().to_owned()]);
+            let sound = heartbeat(1, end(1, 1, 1), None, of.1);
+            assert!(other.note(&[], &sound).is_none(), "{what}");
+        };
+        for length in 0..whole.len() {
+            says_nothing(&whole[..length], &format!("cut at {length}"));
+            for bit in [0, 3, 6] {
+                let mut changed = whole.clone();
+                changed[length] ^= 1 << bit;
+                says_nothing(&changed, &format!("bit {bit} of byte {length}"));
+            }
+        }
+        says_nothing(&[whole.clone(), whole.clone()].concat(), "twice");
+        says_nothing(&vec![0; whole.len()], "zeroes");
+        fs::write(&file, &whole).unwrap();
+        assert_eq!(witnesses(directory.path()).known(), [(0, last)]);
     }
 
     /// A backup is restored, the loss accepted, and the same backup is restored again.

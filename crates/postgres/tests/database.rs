@@ -124,15 +124,18 @@ fn what_others_left_over_is_removed_by_the_next_owner_and_by_nobody_else() {
     let database = support::connect(&url, 1);
     let cache = tempfile::tempdir().unwrap();
     let (owner, claim) = support::claimed(&database, 0, cache.path());
-    // A run that the living owner is writing.
+    // A run that the living owner is writing, of more pieces than one statement removes.
     let run = (u64::from(claim.epoch) << 40) | 5;
-    server.sql(&name, &format!("insert into hapax.chunk values (0, {run}, 0, 'piece')"));
+    let pieces = format!(
+        "insert into hapax.chunk select 0, {run}, at * 5, 'piece' from generate_series(0, 199) at"
+    );
+    server.sql(&name, &pieces);
     let left = || server.sql(&name, "select count(*) from hapax.chunk").trim().to_owned();
     let mut options = Options::new(support::node(), cache.path().to_owned());
     options.seen = Some(claim.epoch - 1);
     let mut late = PostgresStore::open(&database, 0, options, Arc::new(|| {}));
     assert!(hapax_store::Store::claim(&mut late).is_err());
-    assert_eq!(left(), "1", "who may not claim removes nothing");
+    assert_eq!(left(), "200", "who may not claim removes nothing");
     drop(owner);
     drop(support::claimed(&database, 0, cache.path()));
     assert_eq!(left(), "0");

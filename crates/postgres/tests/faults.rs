@@ -3,8 +3,11 @@
 
 mod support;
 
+use std::time::Duration;
+
+use hapax_postgres::{Failure, Members, NodeState};
 use hapax_store::{Checkpoint, Error, LogEnd, Store};
-use hapax_testing::{PostgresServer, Proxy, until};
+use hapax_testing::{PATIENCE, PostgresServer, Proxy, until};
 
 fn expected(count: u64) -> String {
     (1..=count).map(|it| format!("{it} b{it}\n")).collect()
@@ -115,6 +118,34 @@ fn a_row_that_the_standby_may_not_have_is_not_durable() {
     standby.launch();
     until("the batch on both", || store.durable().unwrap() == 2);
     store.close().unwrap();
+}
+
+/// A statement that waits for a standby that is gone stays on the server when nobody waits for it.
+#[test]
+fn heartbeats_that_wait_for_the_standby_do_not_fill_the_server() {
+    let Some(primary) = PostgresServer::start(&[]) else { return };
+    let mut standby = primary.standby("s1", &[]);
+    let url = primary.database("it");
+    let database = support::connect(&url, 1);
+    primary.set("synchronous_standby_names", "s1");
+    standby.stop();
+    // Nobody waits for the standby to enter a row.
+    let members = Members::register(&database, &support::named("one"), PATIENCE).unwrap();
+    let beat = |within| members.heartbeat(NodeState::Standby, 0, &[], within);
+    for _ in 0..40 {
+        let told = beat(Duration::from_millis(100)).unwrap_err();
+        assert!(matches!(told, Failure::TimedOut(_)), "{told}");
+    }
+    let asked = "select count(*) from pg_stat_activity where query like '%hapax.node%'
+                 and application_name = 'hapax'";
+    let left: u32 = primary.sql("it", asked).trim().parse().unwrap();
+    assert!((1..=5).contains(&left), "{left} of 40 are on the server");
+    standby.launch();
+    until("a heartbeat", || beat(PATIENCE).is_ok_and(|beat| beat.is_some()));
+    // Those that were given up are over, too.
+    let waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'";
+    until("the others", || primary.sql("it", waiting).trim() == "0");
+    members.leave(PATIENCE).unwrap();
 }
 
 #[test]

@@ -3,8 +3,11 @@
 
 mod support;
 
-use hapax_postgres::{Database, Failure, Refused, Settings};
-use hapax_testing::PostgresServer;
+use std::path::Path;
+
+use hapax_postgres::import::Import;
+use hapax_postgres::{Database, Failure, Refused, Settings, Uuid};
+use hapax_testing::{PostgresServer, until};
 
 fn refused(url: &str) -> Refused {
     let settings = Settings::parse(url).unwrap();
@@ -137,6 +140,156 @@ fn a_schema_of_somebody_else_or_of_a_newer_release_is_left_alone() {
     let settings = Settings::parse(&url).unwrap();
     let told = Database::connect(settings, None).expect_err("there is nothing");
     assert!(matches!(told, Refused::Empty { .. }), "{told}");
+}
+
+/// What the database's own functions say of it is made up: there is no older server here.
+#[test]
+fn servers_that_are_too_old_or_no_postgresql_are_refused_by_their_version() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let real = "'PostgreSQL 13.4 on x86_64'";
+    let say = |version: &str, number: &str| {
+        server.sql(
+            &name,
+            &format!(
+                "drop schema if exists old cascade; create schema old;
+                 create function old.version() returns text language sql as $$ select {version} $$;
+                 create function old.current_setting(asked text) returns text language sql as $$
+                   select case asked when 'server_version_num' then '{number}'
+                     when 'server_version' then '13.4' else pg_catalog.current_setting(asked) end
+                 $$; alter database {name} set search_path = old, pg_catalog"
+            ),
+        );
+    };
+    say(real, "130004");
+    let told = refused(&url);
+    assert!(matches!(&told, Refused::TooOld { found, .. } if found == "13.4"), "{told}");
+    assert!(told.to_string().contains("upgrade the server"), "{told}");
+    for other in ["'CockroachDB CCL v23'", "'PostgreSQL 11.2-YB-2.18 on x86_64'"] {
+        say(other, "150000");
+        let told = refused(&url);
+        assert!(matches!(told, Refused::NotPostgres { .. }), "{told}");
+    }
+    let schemas = "select count(*) from pg_namespace where nspname = 'hapax'";
+    assert_eq!(server.sql(&name, schemas).trim(), "0", "nothing was changed");
+    say(real, "140000");
+    drop(support::connect(&url, 1));
+}
+
+/// Each in a database of its own, with what is in the schema before and after.
+#[test]
+fn schemas_that_are_not_whole_are_left_as_they_are() {
+    let Some(server) = support::server() else { return };
+    type Kind = fn(&Refused) -> bool;
+    let foreign: Kind = |it| matches!(it, Refused::Foreign { .. });
+    let newer: Kind = |it| matches!(it, Refused::Newer { .. });
+    let importing: Kind = |it| matches!(it, Refused::Importing { .. });
+    let mark = format!("{} tables /var/lib/hapax", Uuid::from_u128(7));
+    let import = format!(
+        "delete from hapax.cluster;
+         insert into hapax.document values ('import', 1, convert_to('{mark}', 'UTF8'))"
+    );
+    for (change, kind, expected) in [
+        ("delete from hapax.cluster", foreign, "has no format"),
+        ("update hapax.cluster set format = 0", foreign, "has no format"),
+        ("drop table hapax.chunk", foreign, "chunk is missing"),
+        ("alter table hapax.cluster drop format", foreign, "format"),
+        ("update hapax.cluster set leases = 'short'", foreign, "makes no sense"),
+        ("update hapax.cluster set partitions = -1", foreign, "makes no sense"),
+        ("update hapax.cluster set feature = 9", newer, "format 9"),
+        (import.as_str(), importing, "/var/lib/hapax"),
+    ] {
+        let (url, name) = support::empty(&server);
+        drop(support::connect(&url, 2));
+        server.sql(&name, change);
+        let state = "select string_agg(relname || coalesce(relacl::text, ''), ' ' order by relname)
+                     from pg_class c join pg_namespace n on n.oid = relnamespace
+                     where nspname = 'hapax'";
+        let before = server.sql(&name, state);
+        let told = refused(&url);
+        assert!(kind(&told) && told.to_string().contains(expected), "{change}: {told}");
+        let told = Database::connect(Settings::parse(&url).unwrap(), None).expect_err(change);
+        assert!(kind(&told), "{change}: {told}");
+        assert_eq!(server.sql(&name, state), before, "{change}");
+    }
+}
+
+/// As its owner runs what the refusals say, in the end the role can do all that a node does.
+#[test]
+fn the_remedies_for_missing_rights_are_enough() {
+    let Some(server) = support::server() else { return };
+    server.sql("postgres", "create role modest login");
+    for is_there in [false, true] {
+        let (url, name) = support::empty(&server);
+        if is_there {
+            drop(support::connect(&url, 4));
+        }
+        let as_modest = url.replace("postgres@", "modest@");
+        let mut remedies = Vec::new();
+        let database = loop {
+            let settings = Settings::parse(&as_modest).unwrap();
+            match Database::connect(settings, Some(&support::create(4))) {
+                Ok(database) => break database,
+                Err(Refused::Rights { remedy, .. }) if remedies.len() < 5 => {
+                    server.sql(&name, &remedy);
+                    remedies.push(remedy);
+                }
+                Err(refused) => panic!("{refused} after {remedies:?}"),
+            }
+        };
+        assert!(!remedies.is_empty());
+        hapax_postgres::conformance::run(&database);
+    }
+}
+
+/// The text of a statement is shown by the server to others, and is in its log.
+#[test]
+fn the_statement_that_creates_a_broker_has_no_secret() {
+    let Some(server) = PostgresServer::start(&["log_statement=all", "log_parameter_max_length=0"])
+    else {
+        return;
+    };
+    let url = server.database("it");
+    drop(support::connect(&url, 2));
+    let log = std::fs::read_to_string(server.directory().join("log")).unwrap();
+    assert!(log.contains("insert into hapax.cluster"), "{log}");
+    for secret in ["01010101", "02020202", "03030303"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+    let kept = "select encode(leases, 'hex') from hapax.cluster";
+    assert!(server.sql("it", kept).starts_with("02020202"));
+}
+
+/// Somebody else's lock, or a standby that is gone: who starts a node is told so.
+#[test]
+fn the_checks_of_a_database_have_a_deadline() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    drop(support::connect(&url, 2));
+    let port = server.port().to_string();
+    let locks = "begin; lock table hapax.cluster in access exclusive mode; select pg_sleep(600)";
+    let asked = ["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-d", &name, "-c", locks];
+    let _session = server.beside(Path::new("psql"), &asked);
+    let holder = format!(
+        "select pid from pg_stat_activity where datname = '{name}' and wait_event = 'PgSleep'"
+    );
+    until("the lock", || !server.sql("postgres", &holder).is_empty());
+    let settings = || Settings::parse(&url).unwrap();
+    let ended = std::thread::scope(|scope| {
+        let checks = [
+            scope.spawn(|| Database::connect(settings(), Some(&support::create(2))).map(drop)),
+            scope.spawn(|| Database::look(settings()).map(drop)),
+            scope.spawn(|| Import::check(&settings())),
+        ];
+        checks.map(|check| check.join().unwrap().unwrap_err())
+    });
+    server.sql("postgres", &format!("select pg_terminate_backend(pid) from ({holder}) it"));
+    for told in ended {
+        assert!(matches!(told, Refused::Unreachable { .. }), "{told}");
+        assert!(told.to_string().contains("did not answer within 10s"), "{told}");
+        assert!(told.to_string().contains("pg_stat_activity"), "{told}");
+    }
+    drop(support::connect(&url, 2));
 }
 
 #[test]

@@ -211,6 +211,22 @@ fn an_owner_is_woken_when_its_batch_is_durable() {
     assert_eq!(owner.trim(), "free", "a close gives the partition up");
 }
 
+/// Whoever ends without a word, such as by a loss of power, has written how far it was.
+#[test]
+fn how_far_a_partition_is_is_written_while_it_runs() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    let witness = cache.path().join("witness-0000");
+    for sequence in 1..=2 {
+        store.append(claim.epoch, sequence, b"batch").unwrap();
+        let position = format!(" {} {sequence} ", claim.epoch);
+        until("the witness", || std::fs::read_to_string(&witness).unwrap().contains(&position));
+    }
+}
+
 /// A partition that has used up the fences of its epoch claims again while it runs, whatever its
 /// merges are doing meanwhile.
 #[test]

@@ -2,7 +2,7 @@
 //! `hapax-sim --cluster` runs at length, and the proof that it can fail.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -283,6 +283,24 @@ fn an_owner_whose_next_claim_is_lost_with_the_server_claims_again() {
     store.append(next, 2, b"batch").unwrap();
     send();
     assert_eq!(store.durable().unwrap(), 2);
+}
+
+/// Epochs only grow: a partition that is free at an earlier one is from before this owner.
+#[test]
+fn an_owner_that_claims_again_in_a_database_that_was_set_back_says_so() {
+    let is_set_back = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_set_back);
+    let before = move |tables: &mut Tables, _: &Call| {
+        if told.swap(false, Ordering::Relaxed) {
+            *tables = Tables::new(CLUSTER, LINEAGE, 1);
+        }
+    };
+    let backend = meddled(before, |_| None);
+    let (mut store, claim, _) = own(&backend, Arc::default()).unwrap();
+    is_set_back.store(true, Ordering::Relaxed);
+    let refused = store.claim();
+    let Err(Error::Regressed { had, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(had.epoch, claim.epoch);
 }
 
 /// A machine that remembers nothing of earlier starts.

@@ -5,6 +5,7 @@
 extern crate hapax_testing;
 
 mod clocks;
+mod database;
 mod imports;
 mod network;
 mod pooler;

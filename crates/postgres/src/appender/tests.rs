@@ -192,7 +192,10 @@ fn a_fenced_owner_ends_and_its_neighbour_goes_on() {
 fn a_journal_that_ends_elsewhere_has_regressed() {
     let other = Position { sequence: 1, chain: 99 };
     let forgotten = Owner { epoch: 2, claim: Uuid::from_u128(5), ..owner(0) };
-    for seen in [end(owner(0), other), end(forgotten, position(&START))] {
+    let forgotten = end(forgotten, position(&START));
+    // From before this owner, when nobody had it.
+    let free = End { claim: None, ..forgotten };
+    for seen in [end(owner(0), other), forgotten, free] {
         let (mut appender, tickets) = with(1);
         appender.append(tickets[0], 1, b"a");
         appender.next_call();
@@ -209,6 +212,18 @@ fn a_journal_that_ends_elsewhere_has_regressed() {
     let other = Ends { cluster: CLUSTER, lineage: Uuid::from_u128(8), ends: Vec::new() };
     appender.answered(Ok(Answer::Ends(other)));
     assert!(matches!(appender.ended(tickets[0]), Some(Error::Regressed { .. })));
+}
+
+/// Its close was executed, and the answer to it lost.
+#[test]
+fn an_owner_that_gave_its_partition_up_has_not_regressed() {
+    let (mut appender, tickets) = with(1);
+    appender.look();
+    looks(&mut appender);
+    let given_up = End { claim: None, ..end(owner(0), position(&START)) };
+    appender.answered(ends(vec![given_up]));
+    let ended = appender.ended(tickets[0]);
+    assert!(matches!(ended, Some(Error::Fenced { .. })), "{ended:?}");
 }
 
 /// A node that was paused while an operator accepted a loss.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use hapax_postgres::{Create, Database, Options, PostgresStore, Secret, Settings, Uuid};
+use hapax_postgres::{Create, Database, Node, Options, PostgresStore, Secret, Settings, Uuid};
 use hapax_store::{Claim, Store};
 use hapax_testing::PostgresServer;
 
@@ -36,6 +36,12 @@ pub(crate) fn create(partitions: u16) -> Create {
 
 pub(crate) fn connect(url: &str, partitions: u16) -> Database {
     Database::connect(Settings::parse(url).unwrap(), Some(&create(partitions))).unwrap()
+}
+
+/// A node of that name.
+pub(crate) fn named(name: &str) -> Node {
+    let (name, address, release) = (name.to_owned(), "a:1".to_owned(), "0".to_owned());
+    Node { name, address, release, feature: 1 }
 }
 
 pub(crate) fn node() -> Uuid {

@@ -29,8 +29,13 @@ use crate::options::{Options, StoreUrl};
 const REMEMBER: Duration = Duration::from_secs(1);
 /// How often it is checked whether heartbeats stay away.
 const TICK: Duration = Duration::from_millis(250);
+/// A node whose database has no room, and that gets nothing done for this long, answers nobody.
+const HELD_AFTER: Duration = Duration::from_millis(2_500);
 /// The highest level of features that this release knows.
 const FEATURE: i32 = 1;
+
+/// What a node says then.
+const NO_ROOM: &str = "the database has no room";
 
 /// One of the nodes of a broker whose store is a database. It has joined, and serves nobody yet.
 #[derive(Debug)]
@@ -127,6 +132,8 @@ impl Node {
             opening: None,
             closing: None,
             writing: None,
+            is_held: false,
+            full_at: Duration::ZERO,
             trouble: None,
         };
         let mut shutdown = pin!(shutdown);
@@ -161,6 +168,10 @@ struct Run {
     closing: Option<(JoinHandle<()>, Loss)>,
     /// Writes how far the partitions are, since when.
     writing: Option<(JoinHandle<()>, Instant)>,
+    /// Nothing can be written: it serves, and says so to nobody.
+    is_held: bool,
+    /// When the database had no room last.
+    full_at: Duration,
     /// Why it does not serve, if that is not simply because another node does.
     trouble: Option<Trouble>,
 }
@@ -260,9 +271,11 @@ impl Run {
     /// A node that gets nothing done is not ready, and gives up in the end.
     fn check_progress(&mut self, now: Duration) {
         let Some(serving) = &self.serving else { return };
-        // A full database is full for everybody.
+        // A full database is full for everybody, and counts for nobody.
         let is_full = self.ground.database.is_full();
-        let stalled = if is_full { Duration::ZERO } else { serving.stalled() };
+        self.full_at = if is_full { now } else { self.full_at };
+        let is_late = serving.stalled() >= HELD_AFTER;
+        let stalled = serving.stalled().min(now.saturating_sub(self.full_at));
         let (is_stalled, acts) = self.state.progress(now, stalled);
         let engine = serving.service.engine();
         if is_stalled != engine.is_stalled() {
@@ -274,6 +287,26 @@ impl Run {
             engine.set_stalled(is_stalled);
         }
         acts.into_iter().for_each(|act| self.act(act));
+        self.hold(is_late && (is_full || self.is_held));
+    }
+
+    /// What waits for a database without room waits for as long as that takes, and so does every
+    /// answer after it: callers are told instead that the outcome is not known.
+    fn hold(&mut self, is_held: bool) {
+        let is_serving = self.state.doing() == (Doing::Serving { is_cut_off: false });
+        let Some(serving) = self.serving.as_ref().filter(|_| is_serving) else { return };
+        match (self.is_held, is_held) {
+            (false, true) => {
+                tracing::error!("the database has no room: nothing is answered until it has some");
+                self.stand_by(NO_ROOM);
+            }
+            (true, false) => {
+                tracing::info!("the database has room again: this node serves on");
+                self.doors.exchange(doors::routes(&serving.service), None);
+            }
+            _ => {}
+        }
+        self.is_held = is_held;
     }
 
     /// Writes how far the partitions are, at most once a second and not on this thread.
@@ -330,6 +363,8 @@ impl Run {
     }
 
     fn act(&mut self, act: Act) {
+        // The doors are exchanged by these.
+        self.is_held &= matches!(act, Act::Forget(..));
         match act {
             Act::Open { epochs } => {
                 tracing::info!(?epochs, "nobody serves: this node claims the partitions");
@@ -392,6 +427,7 @@ impl Run {
             (Doing::Serving { is_cut_off: true }, _) => {
                 "this node is cut off from the database".to_owned()
             }
+            (Doing::Serving { is_cut_off: false }, _) if self.is_held => NO_ROOM.to_owned(),
             (Doing::Serving { is_cut_off: false }, _) => "this node serves".to_owned(),
             (Doing::Standby | Doing::Closing, Some(trouble)) => {
                 format!("this node is a standby after a failure: {}", trouble.shown())
