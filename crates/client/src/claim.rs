@@ -16,13 +16,13 @@ use crate::answer::{Answer, Outcome};
 use crate::client::{Rpc, SENT_BYTES_MAX};
 use crate::delivery::Lease;
 use crate::error::Error;
-use crate::message::{ms, new_key, since_epoch};
+use crate::message::{ms, since_epoch};
 use crate::queue::Queue;
 use crate::retry::{Retry, moment};
 use crate::settle::{Done, Settle, Settled};
 use extend::{Extending, extend};
-use lane::Asked;
 pub(crate) use lane::Lane;
+use lane::{Asked, Encoded};
 
 /// The default lease of a claim.
 const LEASE: Duration = Duration::from_secs(30);
@@ -35,6 +35,7 @@ const WAIT_SLACK: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     queue: Queue,
+    /// Without its queue, which a stream has in the head of a frame.
     request: proto::ClaimRequest,
     lease: Duration,
     wait: Duration,
@@ -42,8 +43,7 @@ pub struct ClaimRequest {
 
 impl ClaimRequest {
     pub(crate) fn new(queue: &Queue, key: String) -> Self {
-        let request =
-            proto::ClaimRequest { queue: queue.name().to_owned(), key, ..Default::default() };
+        let request = proto::ClaimRequest { key, ..Default::default() };
         Self { queue: queue.clone(), request, lease: LEASE, wait: Duration::ZERO }
     }
 
@@ -100,7 +100,7 @@ impl ClaimRequest {
     /// most the client's timeout. All tries of a call have the same claim id: if the first one
     /// claimed the key and its answer was lost, the next gets the same lease.
     pub async fn take(mut self) -> Result<Claim, Error> {
-        self.request.claim_id = new_key();
+        self.request.claim_id = self.queue.client().claim_lane().claim_id();
         self.request.lease_ms = Some(ms(self.lease));
         let wait_until = moment(Instant::now(), self.wait);
         let end = moment(wait_until, self.queue.client().timeout());
@@ -122,24 +122,28 @@ impl ClaimRequest {
         end: Instant,
     ) -> Result<proto::ClaimReply, Error> {
         let (client, request) = (self.queue.client(), &self.request);
-        let mut by_stream = request.encoded_len() <= lane::BYTES_MAX;
+        let encode = || Encoded { bytes: request.encode_to_vec(), lease: self.lease };
+        let mut by_stream = (request.encoded_len() <= lane::BYTES_MAX).then(encode);
         let claim = || {
             // A claim that the stream has no room for now is made by a call.
-            let by_stream = std::mem::take(&mut by_stream);
+            let by_stream = by_stream.take();
             async move {
-                if by_stream {
+                if let Some(encoded) = by_stream {
                     let lane = client.claim_lane();
-                    let asked = lane.claim(client, request.clone(), wait_until, end).await;
+                    let asked = lane.claim(&self.queue, encoded, wait_until, end).await;
                     if let Asked::Answered(answer) = asked {
                         return answer.and_then(unless_unavailable);
                     }
                 }
                 let left = wait_until.saturating_duration_since(Instant::now());
-                let request = proto::ClaimRequest { wait_ms: ms(left), ..request.clone() };
+                let queue = self.queue.name().to_owned();
+                let request = proto::ClaimRequest { queue, wait_ms: ms(left), ..request.clone() };
                 // A call that hangs is repeated while there is time.
                 let most = left.saturating_add(WAIT_SLACK);
                 let most = most.min(end.saturating_duration_since(Instant::now()));
-                client.call_within(most, |mut rpc| async move { rpc.claim(request).await }).await
+                let claim = |mut rpc: Rpc| async move { rpc.claim(request).await };
+                // Boxed: a call is rare, and its future large.
+                Box::pin(client.call_within(most, claim)).await
             }
         };
         Retry::until(end).run(claim).await
@@ -370,7 +374,8 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
             let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
             let left = end.saturating_duration_since(Instant::now());
             let settle = |mut rpc: Rpc| async move { rpc.settle(request).await };
-            let mut reply = client.call_within(left, settle).await?;
+            // Boxed: a call is rare, and its future large.
+            let mut reply = Box::pin(client.call_within(left, settle)).await?;
             Settled::of(reply.answers.pop().unwrap_or_default())
         }
     };

@@ -72,11 +72,12 @@ where
 {
     let _running = Running::begin(&rules);
     let taken = match take(&rules, &asked).await {
-        Taken::Fresh(held) if held.must_begin() => begin(&rules, held).await,
+        Taken::Fresh(held) if held.must_begin() => Box::pin(begin(&rules, held)).await,
         other => other,
     };
     match taken {
-        Taken::Fresh(held) => work(&rules, asked, held, handler).await,
+        // Boxed, so that a replay has no room for it: a future is moved several times as it begins.
+        Taken::Fresh(held) => Box::pin(work(&rules, asked, held, handler)).await,
         Taken::Unprotected => {
             let response = handler(None).await?.map(ResponseBody::passed);
             Ok(tell(&rules, Outcome::Unprotected, response))
@@ -394,13 +395,19 @@ pub(crate) struct Running(Arc<Rules>);
 
 impl Running {
     pub(crate) fn begin(rules: &Arc<Rules>) -> Self {
-        rules.running.send_modify(|running| *running += 1);
+        rules.running.send_if_modified(|running| {
+            *running += 1;
+            false // Only the end of the last one is waited for.
+        });
         Self(Arc::clone(rules))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.running.send_modify(|running| *running -= 1);
+        self.0.running.send_if_modified(|running| {
+            *running -= 1;
+            *running == 0
+        });
     }
 }

@@ -5,6 +5,7 @@
 //! `.proto`: tests compare every message with the generated type. What is rare on the streams uses
 //! the generated types.
 
+mod claims;
 mod codec;
 mod frames;
 mod incoming;
@@ -12,6 +13,7 @@ mod members;
 mod read;
 mod write;
 
+pub use claims::{Claim, ClaimsFrame};
 pub use codec::{Bounded, BoundedDecoder, Raw};
 pub use frames::Frames;
 pub use incoming::Incoming;
@@ -21,7 +23,7 @@ pub use read::{
     WorkFrame, WorkReply,
 };
 pub use write::{
-    frame_head, put_answer, put_delivery, put_done, put_message, put_nested, put_settled,
+    frame_head, put_answer, put_claim, put_delivery, put_done, put_message, put_nested, put_settled,
 };
 
 /// Field 1 of a `SendReply`: an answer.

@@ -248,6 +248,8 @@ fn a_frame_cut_anywhere_or_changed_anywhere_is_no_panic() {
                 .map(|mut frame| while let Ok(Some(_)) = frame.next() {});
             let _ = lean::WorkReply::read(&changed)
                 .map(|mut reply| while let Ok(Some(_)) = reply.next_delivery() {});
+            let _ = lean::ClaimsFrame::read(&changed)
+                .map(|mut frame| while let Ok(Some(_)) = frame.next_claim() {});
         }
     }
 }
@@ -258,4 +260,63 @@ fn headers_beyond_what_any_message_has_are_not_kept() {
     let bytes = proto::Message { headers, ..Default::default() }.encode_to_vec();
     let read = lean::Message::read(&bytes).unwrap();
     assert!((65..300).contains(&read.headers.len()), "{}", read.headers.len());
+}
+
+#[test]
+fn a_frame_of_claims_is_read_and_written_as_the_generated_types_do() {
+    let plain = |number: u64| proto::ClaimRequest {
+        key: format!("order-{number}"),
+        fingerprint: Some("f".repeat((number % 300) as usize)),
+        claim_id: "c".to_owned(),
+        headers: [("request".to_owned(), "POST /charges".to_owned())].into(),
+        ..Default::default()
+    };
+    let full = |number: u64| proto::ClaimRequest {
+        queue: "orders".to_owned(),
+        body: vec![7; (number % 300) as usize].into(),
+        content_type: "text/plain".to_owned(),
+        lease_ms: Some(number),
+        worker: "w".to_owned(),
+        issued_at_ms: Some(0),
+        ..plain(number)
+    };
+    let claims = NUMBERS.into_iter().flat_map(|number| [plain(number), full(number)]);
+    let claims: Vec<_> = claims.chain([proto::ClaimRequest::default()]).collect();
+    let settle = |number| proto::Settle {
+        r#ref: number,
+        lease: vec![1; 40].into(),
+        verb: Some(Verb::Release(proto::Release {})),
+    };
+    let settles = NUMBERS.map(settle).to_vec();
+
+    let mut written = Vec::new();
+    lean::frame_head(&mut written, "orders");
+    for (claim, number) in claims.iter().zip(0..) {
+        // Each but its reference and its wait is encoded before.
+        lean::put_claim(&mut written, number, number / 2, &claim.encode_to_vec());
+    }
+    settles.iter().for_each(|settle| lean::put_nested(&mut written, lean::SETTLE, settle));
+    let leave = proto::ClaimsFrame { leave: NUMBERS.to_vec(), ..Default::default() };
+    leave.encode(&mut written).unwrap();
+
+    let numbered = claims.into_iter().zip(0..).map(|(claim, number)| proto::ClaimRequest {
+        r#ref: number,
+        wait_ms: number / 2,
+        ..claim
+    });
+    let (queue, leave) = ("orders".to_owned(), NUMBERS.to_vec());
+    let frame = proto::ClaimsFrame { queue, claims: numbered.collect(), settles, leave };
+    assert_eq!(proto::ClaimsFrame::decode(&written[..]).unwrap(), frame);
+
+    let mut read = lean::ClaimsFrame::read(&written).unwrap();
+    assert_eq!((read.queue, &read.leave, read.is_empty()), ("orders", &frame.leave, false));
+    for settle in &frame.settles {
+        let settle_read = read.next_settle().unwrap().unwrap();
+        assert_eq!((settle_read.reference, settle_read.lease), (settle.r#ref, &settle.lease[..]));
+        assert_eq!(settle_read.verb().unwrap(), settle.verb);
+    }
+    for claim in &frame.claims {
+        assert_eq!(read.next_claim().unwrap().unwrap(), claim.into());
+    }
+    assert_eq!((read.next_claim(), read.next_settle()), (Ok(None), Ok(None)));
 }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::extend::Extensions;
 use crate::client::Client;
 use crate::error::Error;
-use crate::message::ms;
+use crate::message::{ms, new_key};
 use crate::queue::Queue;
 use crate::retry::moment;
 use crate::settle::{Settle, Settled};
@@ -48,10 +48,18 @@ pub(super) enum Asked<T> {
     ByCall,
 }
 
+/// A `ClaimRequest` without its queue, its reference and its wait.
+pub(super) struct Encoded {
+    pub(super) bytes: Vec<u8>,
+    /// How long it would be leased.
+    pub(super) lease: Duration,
+}
+
 enum Job {
     Claim {
         tag: u64,
-        request: proto::ClaimRequest,
+        queue: Arc<str>,
+        claim: Encoded,
         /// Until when it may wait.
         until: Instant,
         reply: Reply<proto::ClaimReply>,
@@ -75,6 +83,8 @@ enum Job {
 #[derive(Debug)]
 pub(crate) struct Lane {
     jobs: Mutex<Option<mpsc::UnboundedSender<Job>>>,
+    /// The beginning of its claims' ids, which no other client has.
+    name: String,
     tags: AtomicU64,
     /// For claims that may wait.
     waits: Arc<Semaphore>,
@@ -96,6 +106,7 @@ impl Default for Lane {
     fn default() -> Self {
         Self {
             jobs: Mutex::default(),
+            name: new_key(),
             tags: AtomicU64::default(),
             waits: Arc::new(Semaphore::new(WINDOW)),
             claims: Arc::new(Semaphore::new(WINDOW)),
@@ -108,26 +119,26 @@ impl Default for Lane {
 
 impl Lane {
     /// Claims a key, and waits for it until then if there is room for that. Every call is one
-    /// claim: `request` has an id that no other caller knows.
+    /// claim: it has an id that no other caller knows.
     pub(super) async fn claim(
         &self,
-        client: &Client,
-        request: proto::ClaimRequest,
+        queue: &Queue,
+        claim: Encoded,
         until: Instant,
         end: Instant,
     ) -> Asked<proto::ClaimReply> {
-        let bytes = request.encoded_len();
+        let bytes = claim.bytes.len();
         let room = Arc::clone(&self.waits).try_acquire_many_owned(units(bytes)).ok();
         let room = room.filter(|_| Instant::now() < until);
         let until = if room.is_some() { until } else { Instant::now() };
         let ask = |jobs: &mpsc::UnboundedSender<Job>, room| {
             let (tag, (reply, answer)) = (self.tag(), oneshot::channel());
-            let (jobs, queue) = (jobs.clone(), request.queue.as_str().into());
+            let (jobs, queue) = (jobs.clone(), Arc::clone(queue.shared_name()));
             // The task runs as long as this handle exists.
-            let _ = jobs.send(Job::Claim { tag, request, until, reply, room });
+            let _ = jobs.send(Job::Claim { tag, queue: queue.clone(), claim, until, reply, room });
             Caller { tag, queue, answer: Some(answer), jobs }.answer()
         };
-        self.ask(client, (room, &self.claims), bytes, end, ask).await
+        self.ask(queue.client(), (room, &self.claims), bytes, end, ask).await
     }
 
     /// Settles a claim.
@@ -190,6 +201,11 @@ impl Lane {
     /// The extensions of the claims that callers hold.
     pub(super) fn extensions(&self) -> &Extensions {
         &self.extensions
+    }
+
+    /// An id for a claim that no other has. A random one for each would cost a system call.
+    pub(super) fn claim_id(&self) -> String {
+        format!("{}-{}", self.name, self.tag())
     }
 
     fn tag(&self) -> u64 {
@@ -405,22 +421,17 @@ impl Task {
 
     fn start(&mut self, job: Job) {
         match job {
-            Job::Claim { tag, mut request, until, reply, room } => {
+            Job::Claim { tag, queue, claim, until, reply, room } => {
                 if reply.is_closed() {
                     return;
                 }
-                let queue: Arc<str> = std::mem::take(&mut request.queue).into();
                 let wait = until.saturating_duration_since(Instant::now());
-                request.wait_ms = ms(wait);
-                let lease = Duration::from_millis(request.lease_ms.unwrap_or_default());
-                let bytes = request.encoded_len();
                 let put = |frame: &mut Vec<u8>, reference| {
-                    request.r#ref = reference;
-                    lean::put_nested(frame, lean::CLAIM, &request);
+                    lean::put_claim(frame, reference, ms(wait), &claim.bytes);
                 };
                 let mut open = Open::new(queue, Who::Claims(reply), Some(room));
-                open.lease = lease;
-                let added = self.add(tag, open, bytes, put);
+                open.lease = claim.lease;
+                let added = self.add(tag, open, claim.bytes.len(), put);
                 if let Some(reference) = added.filter(|_| !wait.is_zero()) {
                     self.pipe.protocol.waits.insert(reference, until);
                 }
@@ -642,14 +653,11 @@ mod tests {
     impl Task {
         fn claim(&mut self, tag: u64, queue: &str, wait: Duration) -> Answered<proto::ClaimReply> {
             let (reply, answer) = oneshot::channel();
-            let request = proto::ClaimRequest {
-                queue: queue.to_owned(),
-                key: format!("k{tag}"),
-                lease_ms: Some(1_000),
-                ..Default::default()
-            };
+            let request = proto::ClaimRequest { key: format!("k{tag}"), ..Default::default() };
+            let (bytes, lease) = (request.encode_to_vec(), Duration::from_secs(1));
+            let (queue, claim) = (queue.into(), Encoded { bytes, lease });
             let (until, room) = (Instant::now() + wait, room(&Arc::new(Semaphore::new(1))));
-            self.start(Job::Claim { tag, request, until, reply, room });
+            self.start(Job::Claim { tag, queue, claim, until, reply, room });
             answer
         }
 

@@ -87,18 +87,18 @@ fn long_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     Err(Malformed)
 }
 
-fn text(value: Value<'_>) -> Result<&str, Malformed> {
+pub(super) fn text(value: Value<'_>) -> Result<&str, Malformed> {
     std::str::from_utf8(bytes(value)?).map_err(|_| Malformed)
 }
 
-fn bytes(value: Value<'_>) -> Result<&[u8], Malformed> {
+pub(super) fn bytes(value: Value<'_>) -> Result<&[u8], Malformed> {
     match value {
         Value::Bytes(bytes) => Ok(bytes),
         _ => Err(Malformed),
     }
 }
 
-fn number(value: Value<'_>) -> Result<u64, Malformed> {
+pub(super) fn number(value: Value<'_>) -> Result<u64, Malformed> {
     match value {
         Value::Number(number) => Ok(number),
         _ => Err(Malformed),
@@ -112,7 +112,10 @@ fn short(value: Value<'_>) -> Result<u32, Malformed> {
 
 /// Adds an entry of a map. Of several entries with the same name the last one counts. A map that
 /// is too large for any message stays so, and gets no larger: each entry is compared with all.
-fn entry<'a>(value: Value<'a>, map: &mut Vec<(&'a str, &'a [u8])>) -> Result<(), Malformed> {
+pub(super) fn entry<'a>(
+    value: Value<'a>,
+    map: &mut Vec<(&'a str, &'a [u8])>,
+) -> Result<(), Malformed> {
     let mut fields = Fields(bytes(value)?);
     if map.len() > HEADERS_MAX {
         return Ok(());
@@ -127,6 +130,28 @@ fn entry<'a>(value: Value<'a>, map: &mut Vec<(&'a str, &'a [u8])>) -> Result<(),
     }
     map.retain(|(known, _)| *known != name);
     map.push((name, data));
+    Ok(())
+}
+
+/// Checks that the values of a map are texts.
+pub(super) fn texts<'a>(
+    map: Vec<(&'a str, &'a [u8])>,
+) -> Result<Vec<(&'a str, &'a str)>, Malformed> {
+    let texts = map.into_iter();
+    texts.map(|(name, value)| Ok((name, text(Value::Bytes(value))?))).collect()
+}
+
+/// Adds a member of a list of numbers, or a part of the list that is packed.
+pub(super) fn numbers(value: Value<'_>, list: &mut Vec<u64>) -> Result<(), Malformed> {
+    match value {
+        Value::Number(number) => list.push(number),
+        Value::Bytes(mut packed) => {
+            while !packed.is_empty() {
+                list.push(varint(&mut packed)?);
+            }
+        }
+        Value::Other => return Err(Malformed),
+    }
     Ok(())
 }
 
@@ -198,9 +223,7 @@ impl<'a> Message<'a> {
                 _ => {}
             }
         }
-        for (name, value) in headers {
-            read.headers.push((name, text(Value::Bytes(value))?));
-        }
+        read.headers = texts(headers)?;
         Ok(read)
     }
 }
@@ -272,7 +295,7 @@ pub struct Settle<'a> {
 }
 
 impl<'a> Settle<'a> {
-    fn read(settle: &'a [u8]) -> Result<Self, Malformed> {
+    pub(super) fn read(settle: &'a [u8]) -> Result<Self, Malformed> {
         let mut read = Self::default();
         let mut fields = Fields(settle);
         while let Some((field, value)) = fields.next()? {
@@ -415,19 +438,14 @@ impl<'a> WorkReply<'a> {
         };
         let mut fields = fields;
         while let Some((field, value)) = fields.next()? {
-            match (field, value) {
-                (1, _) => read.deliveries.1 += 1,
-                (2, _) => read.settled.1 += 1,
-                (3, Value::Number(fence)) => read.lost.push(fence),
-                (3, Value::Bytes(mut packed)) => {
-                    while !packed.is_empty() {
-                        read.lost.push(varint(&mut packed)?);
-                    }
-                }
-                (4, value) => read.closing = number(value)? != 0,
-                (5, value) => read.lease_ms = Some(number(value)?),
-                (6, value) => read.tenant = text(value)?,
-                (7, value) => read.keys_per_group = number(value)? != 0,
+            match field {
+                1 => read.deliveries.1 += 1,
+                2 => read.settled.1 += 1,
+                3 => numbers(value, &mut read.lost)?,
+                4 => read.closing = number(value)? != 0,
+                5 => read.lease_ms = Some(number(value)?),
+                6 => read.tenant = text(value)?,
+                7 => read.keys_per_group = number(value)? != 0,
                 _ => {}
             }
         }
@@ -449,7 +467,7 @@ impl<'a> WorkReply<'a> {
 }
 
 /// The next field with this number, of which `left` remain.
-fn next_of<'a>(
+pub(super) fn next_of<'a>(
     (fields, left): &mut (Fields<'a>, usize),
     wanted: u64,
 ) -> Result<Option<&'a [u8]>, Malformed> {

@@ -16,6 +16,17 @@ pub fn put_nested(out: &mut Vec<u8>, key: u8, message: &impl prost::Message) {
     let _ = message.encode(out);
 }
 
+/// Writes a `ClaimRequest` as a field of a `ClaimsFrame`. `claim` has all its other fields, encoded
+/// before.
+pub fn put_claim(out: &mut Vec<u8>, reference: u64, wait_ms: u64, claim: &[u8]) {
+    let length = claim.len() + number_length(wait_ms) + number_length(reference);
+    out.push(super::CLAIM);
+    put_varint(out, length as u64);
+    out.extend_from_slice(claim);
+    put_number(out, 8 << 3, wait_ms);
+    put_number(out, 12 << 3, reference);
+}
+
 /// Writes a `Message` as a field of a `SendFrame`.
 pub fn put_message(out: &mut Vec<u8>, message: &Message<'_>) {
     let headers = message.headers.iter();

@@ -16,16 +16,14 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hapax_core::{Answer, Claim, Command, Content, Settled, Time};
-use hapax_wire::lean::{self, Malformed};
-use hapax_wire::proto;
-use prost::Message as _;
+use hapax_wire::{lean, proto};
 use tonic::Status;
 
 use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
 use super::part::{Part, RESULT_BYTES_MAX, WithResult, no_room};
 use super::status::{malformed, status, stopping};
-use super::work::put_refusal as put_unsettled;
+use super::work::{put_refusal as put_unsettled, verb};
 use crate::auth::{Action, Principal};
 use crate::doors::shape::{self, some};
 use crate::engine::{List, Listed, Room};
@@ -189,13 +187,12 @@ impl ClaimsStream {
         (bytes, mut memory): Admission,
         list: &mut Unsubmitted,
     ) -> Result<(), Status> {
-        let length = bytes.len();
-        let frame = proto::ClaimsFrame::decode(bytes).map_err(|_| malformed(Malformed))?;
+        let mut frame = lean::ClaimsFrame::read(&bytes).map_err(malformed)?;
         frame.leave.iter().for_each(|number| self.waiting.leave(*number));
-        if frame.claims.is_empty() && frame.settles.is_empty() {
+        if frame.is_empty() {
             return Ok(());
         }
-        let permits = self.permits_for(&frame.queue);
+        let permits = self.permits_for(frame.queue);
         // Also if the caller's permissions changed since the previous frame.
         if list.permits.as_ref().is_some_and(|before| !before.are_as(&permits)) {
             self.hand_over(list);
@@ -203,14 +200,14 @@ impl ClaimsStream {
         if list.claims.commands.capacity() == 0 {
             list.claims = self.service.engine().empty_list();
         }
-        for claim in frame.claims {
-            self.read_claim(&permits, claim, &mut memory, list);
+        while let Some(claim) = frame.next_claim().map_err(malformed)? {
+            self.read_claim(&permits, &claim, &mut memory, list);
         }
-        for settle in frame.settles {
-            self.read_settle(&permits, settle, list);
+        while let Some(settle) = frame.next_settle().map_err(malformed)? {
+            self.read_settle(&permits, &settle, list)?;
         }
         list.permits = Some(permits);
-        list.bytes += length;
+        list.bytes += bytes.len();
         list.memory.push(memory);
         Ok(())
     }
@@ -235,24 +232,24 @@ impl ClaimsStream {
     fn read_claim(
         &mut self,
         permits: &Permits,
-        request: proto::ClaimRequest,
+        request: &lean::Claim<'_>,
         memory: &mut Admitted,
         list: &mut Unsubmitted,
     ) {
-        let number = request.r#ref;
+        let number = request.reference;
         let claim = permits.claim.as_ref().map_err(Clone::clone).and_then(|permit| {
             if !request.queue.is_empty() && *request.queue != *permits.queue {
                 let detail = "the queue of a claim on a stream is that of its frame";
                 return Err(Problem::invalid(detail));
             }
-            command(&self.service, permit, &request)
+            command(&self.service, permit, request)
         });
         match claim {
             Ok(claim) => {
                 let patience = (request.wait_ms > 0).then(|| {
                     let wait = Duration::from_millis(request.wait_ms);
                     // Held while the claim waits, which may be longer than its frame lives.
-                    let memory = memory.split(request.encoded_len());
+                    let memory = memory.split(request.bytes());
                     Box::new(self.waiting.patience(number, claim.clone(), wait, memory))
                 });
                 list.claims.push(Asked { number, patience }, Command::Claim(Box::new(claim)));
@@ -261,21 +258,25 @@ impl ClaimsStream {
         }
     }
 
-    fn read_settle(&mut self, permits: &Permits, settle: proto::Settle, list: &mut Unsubmitted) {
-        let opened = permits.settle.as_ref().map_err(Clone::clone).and_then(|permit| {
-            let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
-            let verb = shape::verb(self.service.recipe(), settle.verb, emit_to)?;
-            Ok(self.service.open(permit, &settle.lease, verb))
-        });
+    fn read_settle(
+        &mut self,
+        permits: &Permits,
+        settle: &lean::Settle<'_>,
+        list: &mut Unsubmitted,
+    ) -> Result<(), Status> {
+        let verb = verb(&self.service, &self.principal, settle).map_err(malformed)?;
+        let permit = permits.settle.as_ref().map_err(Clone::clone);
+        let opened = permit.and_then(|permit| Ok(self.service.open(permit, settle.lease, verb?)));
         match opened {
             Ok(opened) => {
                 if list.settles.is_empty() {
                     list.settles = Settles::new(&self.service);
                 }
-                list.settles.push(settle.r#ref, opened);
+                list.settles.push(settle.reference, opened);
             }
-            Err(problem) => put_unsettled(&mut self.refusals, settle.r#ref, &problem),
+            Err(problem) => put_unsettled(&mut self.refusals, settle.reference, &problem),
         }
+        Ok(())
     }
 
     fn hand_over(&mut self, list: &mut Unsubmitted) {
@@ -469,22 +470,22 @@ fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
 pub(super) fn command(
     service: &Service,
     permit: &Permit,
-    it: &proto::ClaimRequest,
+    it: &lean::Claim<'_>,
 ) -> Result<Claim, Problem> {
     // A claim needs a key in any queue, so a missing key is an empty one.
-    hapax_wire::key::check(&it.key)?;
-    let mut builder = Content::builder(&it.key).content_type(some(&it.content_type));
+    hapax_wire::key::check(it.key)?;
+    let mut builder = Content::builder(it.key).content_type(some(it.content_type));
     for (name, value) in &it.headers {
         builder = builder.header(name, value);
     }
     let (content, recipe) = (builder.build(b"")?, service.recipe());
-    let own = shape::own_fingerprint(recipe, "fingerprint", it.fingerprint.as_deref())?;
-    let fingerprint = own.unwrap_or_else(|| recipe.fingerprint(&it.body, None));
+    let own = shape::own_fingerprint(recipe, "fingerprint", it.fingerprint)?;
+    let fingerprint = own.unwrap_or_else(|| recipe.fingerprint(it.body, None));
     let mut claim = Claim::new(recipe, permit.queue().clone(), content, fingerprint);
     claim.lease_ms = it.lease_ms;
-    claim.worker = it.worker.as_str().into();
+    claim.worker = it.worker.into();
     claim.issued_at = it.issued_at_ms.map(Time);
-    claim.claim_id = some(&it.claim_id).map(Arc::from);
+    claim.claim_id = some(it.claim_id).map(Arc::from);
     Ok(claim)
 }
 

@@ -433,7 +433,7 @@ async fn claim(
     permit: Permit,
     it: proto::ClaimRequest,
 ) -> Result<proto::ClaimReply, Problem> {
-    let claim = claims::command(&service, &permit, &it)?;
+    let claim = claims::command(&service, &permit, &(&it).into())?;
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
     Ok(shape::claimed(it.r#ref, &permit, claimed))
 }

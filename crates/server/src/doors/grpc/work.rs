@@ -32,7 +32,7 @@ use crate::engine::Room;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, WAIT_MAX, revoked};
 use settles::Unsubmitted;
-pub(super) use settles::put_refusal;
+pub(super) use settles::{put_refusal, verb};
 use unsent::Unsent;
 
 /// Credit of one stream: what a worker may hold that it did not settle.

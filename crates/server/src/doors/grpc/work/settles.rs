@@ -9,10 +9,11 @@ use tonic::Status;
 use super::super::part::Part;
 use super::super::status::malformed;
 use super::{News, WorkStream};
+use crate::auth::Principal;
 use crate::doors::shape;
 use crate::engine::Listed;
 use crate::problem::Problem;
-use crate::service::{Admitted, Settles};
+use crate::service::{Admitted, Service, Settles};
 
 /// Settles that were read and not yet submitted.
 #[derive(Default)]
@@ -29,18 +30,7 @@ impl WorkStream {
         list: &mut Unsubmitted,
     ) -> Result<(), Status> {
         let Some(open) = &self.open else { return Ok(()) };
-        let verb = match settle.plain_done().map_err(malformed)? {
-            Some(result) => {
-                let result = result.map(|(body, content_type)| shape::blob(body, content_type));
-                result.transpose().map(|result| Verb::Done { result, emits: Vec::new() })
-            }
-            None => {
-                let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
-                let verb = settle.verb().map_err(malformed)?;
-                shape::verb(self.service.recipe(), verb, emit_to)
-            }
-        };
-        match verb {
+        match verb(&self.service, &self.principal, settle).map_err(malformed)? {
             Ok(verb) => {
                 let ends = match verb {
                     Verb::Done { .. } | Verb::Fail { .. } | Verb::Park { .. } | Verb::Release => {
@@ -80,6 +70,24 @@ impl WorkStream {
         };
         self.service.start_settle(&open.permit, settles, &self.results, reply);
     }
+}
+
+/// The verb of a settle. Most are `done` without emits.
+pub(in super::super) fn verb(
+    service: &Service,
+    principal: &Arc<Principal>,
+    settle: &lean::Settle<'_>,
+) -> Result<Result<Verb, Problem>, lean::Malformed> {
+    Ok(match settle.plain_done()? {
+        Some(result) => {
+            let result = result.map(|(body, content_type)| shape::blob(body, content_type));
+            result.transpose().map(|result| Verb::Done { result, emits: Vec::new() })
+        }
+        None => {
+            let emit_to = |queue: &str| service.may_emit(principal, queue);
+            shape::verb(service.recipe(), settle.verb()?, emit_to)
+        }
+    })
 }
 
 pub(in super::super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
