@@ -26,7 +26,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use super::serve::{Signals, stop_signal};
+use super::serve::{Signals, stop_signal, write_whole};
 use crate::advice::Advice;
 use crate::counts;
 use crate::duration;
@@ -180,10 +180,7 @@ async fn act(session: &Session, proxy: &Proxy) -> Result<Exit, Failure> {
     let beside = bind(proxy.metrics_listen).await?;
     let addresses = (listener.local_addr(), beside.local_addr());
     if let Some(file) = &proxy.port_file {
-        let text = format!("{}\n{}\n", addresses.0, addresses.1);
-        let temporary = file.with_extension("tmp");
-        std::fs::write(&temporary, text)?;
-        std::fs::rename(&temporary, file)?;
+        write_whole(file, &format!("{}\n{}", addresses.0, addresses.1))?;
     }
     welcome(proxy, addresses, found.as_ref())?;
 

@@ -151,9 +151,13 @@ fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Writes the file with a rename, so that nobody reads half of it.
-fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
+/// Writes the file with a rename, so that nobody reads half of it. What is no file, such as
+/// `/dev/stdout`, is written as it is: a rename would replace it.
+pub(super) fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
     let write = || {
+        if fs::metadata(file).is_ok_and(|found| !found.is_file()) {
+            return fs::write(file, format!("{text}\n"));
+        }
         let temporary = file.with_extension("tmp");
         fs::write(&temporary, format!("{text}\n"))?;
         fs::rename(&temporary, file)
@@ -244,4 +248,23 @@ fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_default();
     if called.contains('/') { called } else { "hapax".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_file_that_is_no_file_is_written_and_not_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("port");
+        std::os::unix::fs::symlink("/dev/null", &file).expect("a link");
+        write_whole(&file, "127.0.0.1:4747").expect("a device is written");
+        assert!(file.is_symlink(), "it was replaced");
+        fs::remove_file(&file).expect("removed");
+        write_whole(&file, "127.0.0.1:4747").expect("a new file");
+        write_whole(&file, "127.0.0.1:4748").expect("the same again");
+        assert_eq!(fs::read_to_string(&file).expect("text"), "127.0.0.1:4748\n");
+        assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 1, "nothing else");
+    }
 }
