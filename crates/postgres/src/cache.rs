@@ -1,8 +1,8 @@
 //! Pieces of runs on the local disk, bounded. What fails here costs a fetch and nothing else.
 //!
 //! One sparse file per run; which pieces are in it is known in memory only, so nothing that an
-//! earlier process left is believed. Neither is what the disk returns: checksums of what was written
-//! are kept in memory, one for every 4 KiB, and a piece that differs is fetched again.
+//! earlier process left is believed. Neither is what the disk returns: checksums of what was
+//! written are kept in memory, one for every 4 KiB, and a piece that differs is fetched again.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};

@@ -352,5 +352,9 @@ mod tests {
         let beaten = heartbeat(7, end(7, 101, 2), Some(end(7, 100, 1)), Uuid::from_u128(2));
         assert!(all.note(&known, &beaten).is_none());
         assert_eq!(all.known(), [(0, end(7, 103, 4))]);
+        // And claims, before anything is appended.
+        witness.note(end(8, 103, 4));
+        assert!(all.note(&known, &beaten).is_none());
+        assert_eq!(all.known(), [(0, end(8, 103, 4))]);
     }
 }

@@ -227,6 +227,74 @@ fn how_far_a_partition_is_is_written_while_it_runs() {
     }
 }
 
+fn checkpoint(store: &mut PostgresStore, epoch: Epoch, through: Sequence) {
+    let rows = Box::new(|rows: &mut hapax_store::RowSet| rows.put_ordered(b"key", b"value"));
+    store.checkpoint(Checkpoint { epoch, through, at: 0, rows }).unwrap();
+}
+
+#[test]
+fn a_checkpoint_leaves_the_rows_after_it_and_the_one_that_they_follow() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    (1..=300).for_each(|it| store.append(claim.epoch, it, b"batch").unwrap());
+    until("the batches", || store.durable().unwrap() == 300);
+    let left = "select min(sequence) || ' ' || count(*) from hapax.journal";
+    for through in [100, 290] {
+        checkpoint(&mut store, claim.epoch, through);
+        until("the checkpoint", || store.checkpointed().unwrap() == through);
+        let expected = format!("{through} {}", 301 - through);
+        until("the rows to go", || server.sql(&name, left).trim() == expected);
+    }
+}
+
+/// Somebody changed a row, or a page of it is another one.
+#[test]
+fn a_batch_that_is_not_what_was_appended_is_damage() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    (1..=3).for_each(|it| store.append(claim.epoch, it, b"batch").unwrap());
+    until("the batches", || store.durable().unwrap() == 3);
+    store.close().unwrap();
+    server.sql(&name, "update hapax.journal set batch = 'botch' where sequence = 2");
+    let (mut store, _) = support::claimed(&database, 0, cache.path());
+    let mut found = Vec::new();
+    let read = store.read(1, &mut |sequence, _| {
+        found.push(sequence);
+        Ok(true)
+    });
+    let told = read.unwrap_err();
+    assert!(matches!(&told, Error::Corrupt(_)) && found == [1], "{told}, {found:?}");
+}
+
+/// A piece of a run did not arrive: the manifest that names it is not written.
+#[test]
+fn a_manifest_that_names_what_is_not_there_is_refused() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (mut store, claim) = support::claimed(&database, 0, cache.path());
+    store.append(claim.epoch, 1, b"batch").unwrap();
+    until("the batch", || store.durable().unwrap() == 1);
+    let manifest = "select version || ' ' || through from hapax.manifest";
+    let before = server.sql(&name, manifest);
+    let lost = "create function public.nothing() returns trigger language plpgsql as $$
+        begin return null; end $$;
+        create trigger lost before insert on hapax.chunk
+        for each row execute function public.nothing()";
+    server.sql(&name, lost);
+    checkpoint(&mut store, claim.epoch, 1);
+    let told = until("the refusal", || store.checkpointed().err());
+    assert!(told.to_string().contains("is missing"), "{told}");
+    assert_eq!(server.sql(&name, manifest), before);
+}
+
 /// A partition that has used up the fences of its epoch claims again while it runs, whatever its
 /// merges are doing meanwhile.
 #[test]

@@ -303,6 +303,39 @@ fn an_owner_that_claims_again_in_a_database_that_was_set_back_says_so() {
     assert_eq!(had.epoch, claim.epoch);
 }
 
+/// A look-up of its lane may see the next claim of an owner before the owner has it.
+#[test]
+fn an_owner_that_claims_again_is_not_replaced_by_its_own_claim() {
+    let lane = Arc::new(Mutex::new(None::<Arc<Lane>>));
+    let looks = Arc::clone(&lane);
+    let before = move |tables: &mut Tables, call: &Call| {
+        let lane = looks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (Some(lane), Call::Ends(_)) = (lane, call) else { return };
+        lane.look();
+        while let Some(call) = lane.next_call() {
+            lane.answered(Ok(tables.execute(&call, 0, None)));
+        }
+    };
+    let claims = AtomicU32::new(0);
+    let after = move |call: &Call| {
+        let is_claim = matches!(call, Call::Claim { .. });
+        // The first is the one that opens it.
+        let is_lost = is_claim && claims.fetch_add(1, Ordering::Relaxed) == 1;
+        is_lost.then(|| Failure::Unreachable("the reply was lost".to_owned()))
+    };
+    let backend = meddled(before, after);
+    let (mut store, claim, its) = own(&backend, Arc::default()).unwrap();
+    *lane.lock().unwrap() = Some(Arc::clone(&its));
+    let next = store.claim().unwrap().epoch;
+    assert!(next > claim.epoch);
+    *lane.lock().unwrap() = None;
+    store.append(next, 1, b"batch").unwrap();
+    while let Some(call) = its.next_call() {
+        its.answered(backend.call(call));
+    }
+    assert_eq!(store.durable().unwrap(), 1);
+}
+
 /// A machine that remembers nothing of earlier starts.
 #[derive(Debug)]
 struct Nothing;

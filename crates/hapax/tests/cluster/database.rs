@@ -19,13 +19,15 @@ fn a6_a_database_without_room_refuses_sends_and_changes_no_owner() {
     let load = load(&[&first, &second]);
     load.gets_on(20);
     let owners = cluster.owners();
+    let queue = Request::new("PUT", "/v1/queues/letters");
+    first.connection().ask(&queue.header("content-type", "application/json").body("{}")).is(201);
     let full = "create function public.full_disk() returns trigger language plpgsql as $$
         begin raise exception 'no space left on device' using errcode = '53100'; end $$;
         create trigger full_disk before insert on hapax.journal
         for each row execute function public.full_disk()";
     cluster.server.sql("queues", full);
     // A request that waits for it gets an error, and no silence.
-    let sent = Request::send("orders", "while-full", "lemons");
+    let sent = Request::send("letters", "while-full", "lemons");
     let mut door = first.connection().timeout(Duration::from_secs(30));
     door.ask(&sent).fails(503, "unavailable");
     says(&first, "has no room");

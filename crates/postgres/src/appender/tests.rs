@@ -319,3 +319,18 @@ fn a_question_that_is_asked_while_a_statement_is_under_way_is_not_answered_by_it
     appender.answered(whole(&sent));
     assert_eq!(appender.confirmed(tickets[0]), question);
 }
+
+#[test]
+fn an_owner_with_more_than_a_statement_takes_lets_the_others_have_their_turn() {
+    let (mut appender, tickets) = with(2);
+    let large = vec![0; CALL_BYTES_MAX];
+    (1..=3).for_each(|sequence| appender.append(tickets[0], sequence, &large));
+    appender.append(tickets[1], 1, b"small");
+    let mut served = Vec::new();
+    for _ in 0..2 {
+        let sent = parts(appender.next_call());
+        served.extend(sent.iter().map(|part| part.owner.partition));
+        appender.answered(whole(&sent));
+    }
+    assert_eq!(served, [0, 1]);
+}

@@ -78,3 +78,13 @@ fn who_was_fenced_holds_off_twice_as_long_each_time() {
     judge.fenced(ms(16_000));
     assert!(run(&mut judge, 16_500, 21_000, |now| now).may_claim);
 }
+
+#[test]
+fn a_node_that_stops_claims_nothing() {
+    let mut judge = Judge::new(OWN, Timings::default());
+    assert!(run(&mut judge, 0, 1_000, |now| now).may_claim);
+    let mut seen = seen(1_000);
+    seen.nodes[0].state = Some(NodeState::Draining);
+    judge.note(ms(1_000), &seen);
+    assert!(!judge.judge(ms(1_000)).may_claim);
+}

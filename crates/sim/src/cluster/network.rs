@@ -261,8 +261,8 @@ fn grows(call: &Call) -> bool {
     matches!(call, Call::Append(_) | Call::Keep { .. } | Call::Swap { .. })
 }
 
-/// Whether its commit waits for the standby: reads commit nothing, pieces and the rows of nodes that
-/// come and go are not waited for.
+/// Whether its commit waits for the standby: reads commit nothing, pieces and the rows of nodes
+/// that come and go are not waited for.
 fn is_synchronous(call: &Call) -> Option<bool> {
     match call {
         Call::Keep { .. } | Call::Register { .. } | Call::Forget { .. } => Some(false),
