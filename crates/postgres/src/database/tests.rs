@@ -4,7 +4,7 @@ use hapax_testing::PostgresServer;
 
 use super::*;
 
-const LATE: Duration = Duration::from_millis(400);
+const LATE: Duration = Duration::from_millis(1_500);
 
 /// As an operator does by `VACUUM FULL`. The statements that are given up wait on in the server,
 /// each in a connection of its own.
