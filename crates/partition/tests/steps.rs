@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that fails should say where")]
 
 use hapax_core::{
-    Answer, Browse, Command, Config, Configure, Content, Delivery, Effect, LeaseName, Order,
-    Outcome, Place, Purge, QueueName, Receive, Recipe, Redrive, Select, SendMessage, Settle, Stamp,
-    Time, Verb,
+    Answer, Browse, Command, Config, Configure, Content, Delivery, Effect, KeyName, LeaseName,
+    Order, Outcome, Place, Purge, QueueName, Receive, Recipe, Redrive, Replay, Select, SendMessage,
+    Settle, Stamp, Time, Verb,
 };
 use hapax_partition::{Answered, Options, Partition};
 use hapax_store::Store;
@@ -132,6 +132,76 @@ fn a_checkpoint_is_copied_whole_where_somebody_waits_for_it() {
     let mut partition = copying(&MemoryStore::default());
     partition.checkpoint().unwrap();
     assert!(!partition.machine().is_copying(), "it was asked for");
+}
+
+#[test]
+fn a_checkpoint_is_copied_whole_when_memory_is_full() {
+    let store = MemoryStore::default();
+    store.set_faults(Faults { held: true, ..Faults::default() });
+    let options = Options {
+        memory_bytes: 256 * 1_024,
+        journal_bytes: 100 * 30,
+        copy_step: 1,
+        batches_in_flight: 1_000,
+        ..Options::default()
+    };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, vec![configure()]);
+    let sends = |from: usize, count: usize| {
+        (from..from + count).map(|key| send(&key.to_string())).collect()
+    };
+    submit(&mut partition, sends(0, CHANGED));
+    for batch in 1..CHANGED / 2 {
+        assert!(partition.machine().is_copying(), "{batch}");
+        submit(&mut partition, sends(batch * CHANGED, CHANGED / 5));
+        if partition.is_busy() {
+            return assert!(!partition.machine().is_copying(), "everybody waits for it");
+        }
+    }
+    panic!("memory is never full");
+}
+
+#[test]
+fn k4_a_record_that_is_needed_behind_the_cut_is_not_dropped_with_its_checkpoint() {
+    let store = MemoryStore::default();
+    let options = Options {
+        copy_step: 1,
+        journal_bytes: 100 * 30,
+        batches_in_flight: 1_000,
+        ..Options::default()
+    };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let config = Config {
+        retention_ms: Some(2_000),
+        retry_horizon_ms: 1_000,
+        keep_bodies: true,
+        ..Config::default()
+    };
+    let configure = Configure { queue: queue(), config, if_version: None };
+    call(&mut partition, vec![Command::Configure(Box::new(configure)), send("again")]);
+    let taken = deliveries(call(&mut partition, vec![receive(1)]));
+    call(&mut partition, taken.iter().map(done).collect());
+    checkpoint(&mut partition);
+    submit(&mut partition, (0..CHANGED).map(|key| send(&key.to_string())).collect());
+    assert!(partition.machine().is_copying());
+    let key = KeyName { queue: queue(), key: "again".into(), group: None };
+    let replayed = call(&mut partition, vec![Command::Replay(Replay { key, content: None })]);
+    assert!(!matches!(replayed.as_slice(), [Outcome::Refused(_)]), "{replayed:?}");
+    // Its retention is over before all of the checkpoint is copied.
+    let stamp = Stamp { at: Time(START + 60_000), random: 7 };
+    while partition.machine().is_copying() {
+        partition.submit(stamp, Vec::new()).unwrap();
+    }
+    answers(&mut partition);
+    assert!(!partition.is_checkpointing());
+    drop(partition);
+    let mut partition = Partition::open(store.crash(), Options::default()).unwrap();
+    let stats = partition.machine().queues().next().unwrap().1.stats;
+    assert_eq!(stats.ready as usize, CHANGED + 1, "it is ready again");
+    partition.submit(stamp, vec![receive(1_000)]).unwrap();
+    let outcomes = answers(&mut partition).into_iter().flat_map(|it| it.outcomes).collect();
+    let mut keys = deliveries(outcomes).into_iter().map(|it| it.content.key().to_owned());
+    assert!(keys.any(|key| key == "again"));
 }
 
 #[test]
@@ -358,6 +428,25 @@ fn a_page_of_a_place_passes_over_deleted_rows_in_steps() {
 }
 
 #[test]
+fn rows_beside_deleted_ones_are_found_together() {
+    let store = MemoryStore::default();
+    store.set_faults(Faults { keeps_deleted: true, ..Faults::default() });
+    let mut partition = Partition::open(store.another(), Options::default()).unwrap();
+    call(&mut partition, vec![configure(), send("0"), send("1"), send("2")]);
+    let taken = deliveries(call(&mut partition, vec![receive(3)]));
+    call(&mut partition, taken.iter().map(dead).collect());
+    checkpoint(&mut partition);
+    let key = |key: &str| KeyName { queue: queue(), key: key.into(), group: None };
+    call(&mut partition, vec![Command::Discard(key("1"))]);
+    checkpoint(&mut partition);
+    let mut partition = Partition::open(store.another(), Options::default()).unwrap();
+    let looks = vec![Command::Look(key("0")), Command::Look(key("2"))];
+    for outcome in call(&mut partition, looks) {
+        assert!(matches!(&outcome, Outcome::Key(view) if view.place == Place::Dead), "{outcome:?}");
+    }
+}
+
+#[test]
 fn l6_the_deleted_rows_of_a_group_are_passed_over_in_steps() {
     let store = MemoryStore::default();
     store.set_faults(Faults { keeps_deleted: true, ..Faults::default() });
@@ -423,7 +512,8 @@ fn k5_memory_that_can_be_evicted_does_not_wait_for_a_checkpoint_on_a_full_disk()
     store.set_faults(Faults { full: true, ..held });
     answers(&mut partition);
     for _ in 0..20 {
-        assert!(!partition.is_busy(), "{} of memory", heads(&partition));
+        let heads = heads(&partition);
+        assert!(!partition.is_busy() && !partition.is_checkpointing(), "{heads} of memory");
         submit(&mut partition, vec![receive(1)]);
         store.settle().unwrap();
         let outcomes = answers(&mut partition).into_iter().flat_map(|it| it.outcomes).collect();

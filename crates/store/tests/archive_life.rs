@@ -37,6 +37,30 @@ fn rows_are_seen_when_the_journal_is_durable_and_not_before() {
 }
 
 #[test]
+fn deleted_rows_are_shown_until_merges_have_removed_them() {
+    let archive = open(&TestVolume::default()).expect("a new archive");
+    let name = |number: u32| number.to_be_bytes();
+    let mut written = RowSet::default();
+    (0..1_000).for_each(|number| written.put_ordered(&name(number), b"value"));
+    checkpoint(&archive, written, 1, 0).expect("a checkpoint");
+    let mut deleted = RowSet::default();
+    (0..999).for_each(|number| deleted.delete_ordered(&name(number)));
+    checkpoint(&archive, deleted, 2, 0).expect("a checkpoint");
+    // A caller that must not wait long stops among them.
+    let shown = |most: usize| {
+        let (mut gone, mut there) = (0, 0);
+        let each = &mut |_: &[u8], value: Option<&[u8]>| {
+            *(if value.is_some() { &mut there } else { &mut gone }) += 1;
+            gone + there < most
+        };
+        archive.reader().scan(&name(0), &name(u32::MAX), each).expect("a scan");
+        (gone, there)
+    };
+    assert_eq!(shown(10), (10, 0));
+    assert_eq!(shown(usize::MAX), (999, 1));
+}
+
+#[test]
 fn the_progress_of_a_checkpoint_grows_in_small_steps() {
     let volume = TestVolume::default();
     let archive = open(&volume).expect("a new archive");

@@ -55,8 +55,7 @@ fn deliveries(
     if queue.paused {
         return Ok(Vec::new());
     }
-    let Taken { slots: taken, leaves_some, is_unread } =
-        take(machine, queue, stamp.at, &receive, out);
+    let Taken { taken, leaves_some, is_unread } = take(machine, queue, stamp.at, &receive, out);
     debug_assert!(taken.len() <= receive.max as usize, "no more than was asked for");
     debug_assert!(
         taken.iter().map(|slot| machine.messages.at(*slot)).all(|message| {
@@ -127,7 +126,7 @@ fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
 }
 
 struct Taken {
-    slots: Vec<Slot>,
+    taken: Vec<Slot>,
     /// Whether there may be more to receive, in memory or in the rows.
     leaves_some: bool,
     /// Whether the rows were read in part, because there are enough in memory, or because many of
@@ -189,7 +188,7 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
     // If delivered messages are done at once, their groups continue at once.
     let finishes = queue.config.guarantee == Guarantee::AtMostOnce;
     let is_listed = finishes || single.peek().is_some() || groups.peek().is_some();
-    Taken { leaves_some: leaves_ready && (is_listed || is_unread), slots: taken, is_unread }
+    Taken { leaves_some: leaves_ready && (is_listed || is_unread), taken, is_unread }
 }
 
 pub(crate) fn delivery(

@@ -105,8 +105,8 @@ pub(super) struct Writer {
     /// Since when floods wait for the checkpoint, or when some of them went last.
     held_since: Option<Instant>,
     stopping: bool,
-    /// When the last checkpoints were begun, and how many were cut.
-    finishing: Option<(Instant, u8)>,
+    /// Since when everything is answered after a stop, and whether the last checkpoint was begun.
+    finishing: Option<(Instant, bool)>,
     alarmed: bool,
     /// The disk has little room left, and that was logged.
     is_full: bool,
@@ -519,18 +519,19 @@ impl Writer {
     }
 
     /// Writes everything to its place, so that the next start has nothing to replay. The
-    /// checkpoint under way may not have everything; the second one has.
+    /// checkpoint under way may not have everything; the one that follows has. On a full disk
+    /// neither may come to an end.
     fn finish(&mut self) -> Result<Rest, hapax_partition::Error> {
-        let (since, cuts) = self.finishing.unwrap_or((self.now.monotonic, 0));
+        let (since, is_last) = *self.finishing.get_or_insert((self.now.monotonic, false));
         let is_late = self.now.monotonic.saturating_duration_since(since) >= super::STOP_MAX;
         if self.partition.is_checkpointing() && !is_late {
             return Ok(Rest::Sleep { takes: false, longest: STOP_SLEEP_MAX });
         }
-        if cuts == 2 || is_late {
+        if is_last || is_late {
             return Ok(Rest::End);
         }
         self.partition.checkpoint()?;
-        self.finishing = Some((since, cuts + 1));
+        self.finishing = Some((since, true));
         Ok(Rest::None)
     }
 }

@@ -1,5 +1,6 @@
 //! Writers without threads, and partitions that another owner takes over.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 
 use hapax_core::{
@@ -10,7 +11,7 @@ use hapax_partition::wait::Turn;
 use hapax_store::memory::{Faults, MemoryStore};
 use tokio::sync::oneshot;
 
-use super::super::inbox::Outcomes;
+use super::super::inbox::{Outcomes, Replies};
 use super::super::open::{Opened, inboxes};
 use super::super::{Data, Engine, Options};
 use super::*;
@@ -402,4 +403,201 @@ fn a_flood_that_waits_for_a_checkpoint_goes_on_in_batches_while_there_is_memory(
     for flood in floods {
         assert_eq!(flood.try_recv().expect("an answer").unwrap().len(), 100);
     }
+}
+
+/// A writer of each partition in memory, to be stepped; nothing is durable or confirmed before its
+/// store settles. Every partition has the queue.
+struct Stepped {
+    writers: Vec<Writer>,
+    stores: Vec<MemoryStore>,
+    shared: Arc<Shared>,
+    start: Now,
+    _directory: tempfile::TempDir,
+}
+
+fn held() -> Faults {
+    Faults { held: true, asked: true, ..Faults::default() }
+}
+
+impl Stepped {
+    fn new(partitions: u16) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (opened, stores) = opened(directory.path(), partitions, held());
+        let (shared, start) = (Arc::clone(&opened.shared), Now::read(&Wall::Machine));
+        let writers = opened.partitions.into_iter().enumerate().map(|(number, partition)| {
+            let inbox = Arc::clone(&shared.inboxes[number]);
+            Writer::new(partition, number, inbox, Arc::clone(&shared), start)
+        });
+        let writers = writers.collect();
+        let mut stepped = Self { writers, stores, shared, start, _directory: directory };
+        for partition in 0..usize::from(partitions) {
+            let configured = stepped.ask(partition, vec![configure()]);
+            stepped.turn(partition, 1);
+            stepped.settle(partition, 1);
+            assert!(configured.try_recv().unwrap().is_ok());
+        }
+        stepped
+    }
+
+    fn ask(&self, partition: usize, list: Vec<Command>) -> Receiver<Outcomes> {
+        let (sender, receiver) = channel();
+        let reply = move |outcomes: Outcomes| drop(sender.send(outcomes));
+        self.shared.push(partition, Ask::Commands(list, Box::new(reply)));
+        receiver
+    }
+
+    /// Messages of 10 KiB.
+    fn sends(&self, keys: std::ops::Range<usize>) -> Vec<Command> {
+        let send = |key: usize| {
+            let content = Content::builder(&key.to_string()).build(&[b'x'; 10 * 1_024]).unwrap();
+            Command::Send(SendMessage::new(self.shared.data.recipe(), queue(), content))
+        };
+        keys.map(send).collect()
+    }
+
+    fn turn(&mut self, partition: usize, ms: u64) -> Rest {
+        let Now { monotonic, wall } = self.start;
+        let at = Now { monotonic: monotonic + Duration::from_millis(ms), wall: wall.plus(ms) };
+        self.writers[partition].turn(at).unwrap()
+    }
+
+    /// What was appended is durable, and what was asked confirmed.
+    fn settle(&mut self, partition: usize, ms: u64) {
+        self.stores[partition].settle().unwrap();
+        self.turn(partition, ms);
+    }
+}
+
+#[test]
+fn d1_a_writer_that_is_told_to_stop_waits_for_the_batches_in_flight() {
+    let mut stepped = Stepped::new(1);
+    let sent = stepped.ask(0, stepped.sends(0..1));
+    stepped.turn(0, 2);
+    stepped.shared.push(0, Ask::Stop);
+    let late = super::super::STOP_MAX.as_millis() as u64;
+    for ms in [3, 4, 5, late + 6, 2 * late + 7, 2 * late + 8] {
+        assert_ne!(stepped.turn(0, ms), Rest::End, "after {ms} ms");
+        assert!(sent.try_recv().is_err(), "it is not durable");
+    }
+    let ends = (2 * late + 9..).take(20).any(|ms| {
+        stepped.stores[0].settle().unwrap();
+        stepped.turn(0, ms) == Rest::End
+    });
+    assert!(ends);
+    let outcomes = sent.try_recv().expect("an answer").unwrap();
+    assert!(matches!(outcomes.as_slice(), [Outcome::Sent(Answer::Accepted { .. })]));
+}
+
+#[test]
+fn what_the_checkpoint_under_way_does_not_have_is_in_the_rows_when_a_writer_ends() {
+    let mut stepped = Stepped::new(1);
+    stepped.writers[0].partition.checkpoint().unwrap();
+    let sent = stepped.ask(0, stepped.sends(0..1));
+    stepped.turn(0, 2);
+    // Durable, while nothing more of the checkpoint can be written.
+    stepped.stores[0].set_faults(Faults { full: true, ..held() });
+    stepped.settle(0, 3);
+    sent.try_recv().expect("an answer").unwrap();
+    assert!(stepped.writers[0].partition.is_checkpointing());
+    stepped.shared.push(0, Ask::Stop);
+    (4..10).for_each(|ms| assert_ne!(stepped.turn(0, ms), Rest::End));
+    stepped.stores[0].set_faults(held());
+    let ends = (10..30).any(|ms| {
+        stepped.stores[0].settle().unwrap();
+        stepped.turn(0, ms) == Rest::End
+    });
+    assert!(ends);
+    let claim = stepped.stores[0].another().claim().unwrap();
+    assert_eq!(claim.through, claim.last, "nothing is left to replay");
+}
+
+#[test]
+fn a_checkpoint_that_finds_no_room_does_not_keep_a_writer_from_ending() {
+    let mut stepped = Stepped::new(1);
+    stepped.writers[0].partition.checkpoint().unwrap();
+    stepped.stores[0].set_faults(Faults { full: true, ..held() });
+    stepped.shared.push(0, Ask::Stop);
+    let late = super::super::STOP_MAX.as_millis() as u64;
+    for ms in [2, 3, 4, late / 2] {
+        stepped.stores[0].settle().unwrap();
+        assert_ne!(stepped.turn(0, ms), Rest::End, "it is given time");
+    }
+    assert_eq!(stepped.turn(0, late + 10), Rest::End);
+}
+
+/// Notes how many outcomes it sees, and when it is called.
+struct Watch {
+    seen: Arc<Mutex<Vec<usize>>>,
+    called: std::sync::mpsc::Sender<Outcomes>,
+}
+
+impl Replies for Watch {
+    fn see(&mut self, outcomes: &mut [Outcome]) {
+        self.seen.lock().unwrap().push(outcomes.len());
+    }
+
+    fn call(self: Box<Self>, outcomes: Outcomes) {
+        drop(self.called.send(outcomes));
+    }
+}
+
+#[test]
+fn requests_of_a_batch_in_several_parts_are_answered_when_they_are_complete() {
+    const COUNT: usize = 1_500;
+    let mut stepped = Stepped::new(1);
+    let first = stepped.ask(0, vec![Command::Show(queue())]);
+    let (called, receiver) = channel();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let watch = Watch { seen: Arc::clone(&seen), called };
+    // More than goes to the disk at once.
+    stepped.shared.push(0, Ask::Commands(stepped.sends(0..COUNT), Box::new(watch)));
+    stepped.turn(0, 2);
+    stepped.settle(0, 3);
+    assert!(matches!(first.try_recv().unwrap().unwrap().as_slice(), [Outcome::Queue(_)]));
+    for ms in 4..100 {
+        let so_far = seen.lock().unwrap().clone();
+        // Its reply may take large parts out of them: what waits has a bound.
+        assert!(so_far.is_sorted_by(|less, more| less < more) && so_far[0] > 0, "{so_far:?}");
+        if let Ok(outcomes) = receiver.try_recv() {
+            assert!(so_far.len() > 1 && so_far.iter().all(|count| *count < COUNT), "{so_far:?}");
+            return assert_eq!(outcomes.unwrap().len(), COUNT);
+        }
+        stepped.settle(0, ms);
+    }
+    panic!("the last part is not answered");
+}
+
+#[test]
+fn a_receiver_that_was_passed_over_elsewhere_is_called_there_again() {
+    let mut stepped = Stepped::new(2);
+    let turn = Turn::default();
+    let (sender, receiver) = channel();
+    let wait = || {
+        let sender = sender.clone();
+        let reply = move |outcomes: Outcomes| drop(sender.send(outcomes));
+        let receive = Receive {
+            queue: queue(),
+            max: 1,
+            lease_ms: None,
+            worker: "worker".into(),
+            receive_id: None,
+            several_per_group: false,
+        };
+        Ask::Wait(Box::new(Waiter::receive(receive, turn.clone(), Box::new(reply) as Reply)))
+    };
+    // The first partition has nothing for it, and holds its turn until that is confirmed.
+    stepped.shared.push(0, wait());
+    stepped.turn(0, 2);
+    stepped.shared.push(1, wait());
+    let sent = stepped.ask(1, stepped.sends(0..1));
+    stepped.turn(1, 2);
+    stepped.settle(1, 3);
+    assert!(sent.try_recv().unwrap().is_ok());
+    (4..8).for_each(|ms| stepped.settle(1, ms));
+    assert!(receiver.try_recv().is_err(), "another partition holds its turn");
+    stepped.settle(0, 8);
+    (9..20).for_each(|ms| stepped.settle(1, ms));
+    let outcomes = receiver.try_recv().expect("its message").unwrap();
+    let [Outcome::Received(deliveries)] = outcomes.as_slice() else { panic!("{outcomes:?}") };
+    assert_eq!(deliveries.len(), 1);
 }
