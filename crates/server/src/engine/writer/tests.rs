@@ -357,6 +357,13 @@ fn in_checkpoint(directory: &std::path::Path) -> (Writer, Arc<Shared>, MemorySto
     (writer, shared, store, start)
 }
 
+/// As many turns as the writer may want, all at the same time.
+fn turn_on(writer: &mut Writer, now: Now) {
+    for _ in 0..10 {
+        writer.turn(now).unwrap();
+    }
+}
+
 #[test]
 fn k5_a_flood_that_waits_for_a_checkpoint_is_refused_when_the_disk_is_full() {
     let directory = tempfile::tempdir().unwrap();
@@ -364,13 +371,13 @@ fn k5_a_flood_that_waits_for_a_checkpoint_is_refused_when_the_disk_is_full() {
     let sent = send(&shared, 0..100);
     writer.turn(now).unwrap();
     let more = send(&shared, 100..200);
-    (0..10).for_each(|_| drop(writer.turn(now).unwrap()));
+    turn_on(&mut writer, now);
     assert!(writer.is_paced, "it waits for the checkpoint");
 
     // Of which nothing more can be written.
     store.set_faults(Faults { full: true, ..Faults::default() });
     store.settle().unwrap();
-    (0..10).for_each(|_| drop(writer.turn(now).unwrap()));
+    turn_on(&mut writer, now);
     assert!(writer.partition.is_checkpointing());
     let is_accepted = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::Accepted { .. }));
     assert!(sent.try_recv().unwrap().unwrap().iter().all(is_accepted));
@@ -386,7 +393,7 @@ fn a_flood_that_waits_for_a_checkpoint_goes_on_in_batches_while_there_is_memory(
     let floods: Vec<_> = (0..5).map(|list| send(&shared, list * 100..(list + 1) * 100)).collect();
     let mut sent_at = |held: u32| {
         let monotonic = start.monotonic + HELD_MAX * held;
-        (0..10).for_each(|_| drop(writer.turn(Now { monotonic, ..start }).unwrap()));
+        turn_on(&mut writer, Now { monotonic, ..start });
         writer.partition.machine().usage().messages
     };
     assert_eq!(sent_at(0), 100, "then memory is fuller than the checkpoint is done");
