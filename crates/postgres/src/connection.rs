@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use hapax_store::{Epoch, LogEnd};
+use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_postgres::error::Severity;
 use tokio_postgres::types::{IsNull, ToSql, Type, accepts, to_sql_checked};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
 use crate::call::{
@@ -101,7 +103,8 @@ impl Connection {
         let begun_after = settings.failed.load(Ordering::Relaxed);
         let (client, driver) = match &settings.tls {
             Some(tls) => {
-                let connected = config.connect(tls.clone()).await;
+                let tls = MakeRustlsConnect::new(ClientConfig::clone(tls));
+                let connected = config.connect(tls).await;
                 let (client, connection) = connected.map_err(|error| failure(&error))?;
                 (client, tokio::spawn(drive(connection, Arc::clone(&warned))))
             }

@@ -145,7 +145,7 @@ impl Database {
         };
         let lanes: Vec<_> = (0..LANES).map(lane).collect();
         let pool = Arc::new(Pool::new(settings.clone(), POOL, pulse.clone(), POOL_LATE));
-        let members = Arc::new(Apart::new(settings.clone(), MEMBERS_LATE));
+        let members = Arc::new(Apart::new(settings.clone().of_heartbeats(), MEMBERS_LATE));
         let runtime = Some(runtime);
         let inner = Inner { settings, shared, lanes, pool, members, pulse, on_append, runtime };
         Ok((Self(Arc::new(inner)), beside))

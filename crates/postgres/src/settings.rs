@@ -7,14 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustls::ClientConfig;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use crate::error::BadUrl;
-use crate::tls::Tls;
+use crate::tls;
 
 /// How long a connection may take where the URL does not say.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The names of our sessions in `pg_stat_activity`.
+const SESSIONS: &str = "hapax";
+const HEARTBEATS: &str = "hapax heartbeats";
 
 /// Where the database is, and how to talk to it.
 #[derive(Clone, Debug)]
@@ -25,7 +29,7 @@ pub struct Settings {
     pub(crate) preferred: Arc<AtomicUsize>,
     /// Statements are not prepared by name: the next one may go to another session.
     pub(crate) pooled: bool,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     /// How many connections with these settings, or clones of them, are open.
     pub(crate) connections: Arc<AtomicUsize>,
     /// How many connections failed: the others that are as old may lead to a server that was left.
@@ -58,7 +62,7 @@ impl Settings {
         }
         let tls = match own.mode {
             Mode::Disable => None,
-            Mode::Prefer | Mode::Require => Some(Tls::new(own.root_certificate.as_deref())?),
+            Mode::Prefer | Mode::Require => Some(tls::trusting(own.root_certificate.as_deref())?),
         };
         let shown = shown(&config);
         let (connections, failed) = (Arc::default(), Arc::default());
@@ -78,6 +82,14 @@ impl Settings {
     pub(crate) fn answered(&self) -> String {
         let host = self.hosts.get(self.preferred.load(Ordering::Relaxed));
         host.map_or_else(|| self.shown.clone(), shown)
+    }
+
+    /// The same for the sessions of heartbeats, which the server lists under a name of their own.
+    pub(crate) fn of_heartbeats(mut self) -> Self {
+        for host in &mut self.hosts {
+            host.application_name(HEARTBEATS);
+        }
+        self
     }
 
     pub fn is_pooled(&self) -> bool {
@@ -191,7 +203,7 @@ fn each_host(url: &str) -> Vec<String> {
 /// What every connection has, whatever the URL says.
 fn prepare(config: &mut Config, mode: Mode) {
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    config.application_name("hapax");
+    config.application_name(SESSIONS);
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_TIMEOUT);
     }

@@ -83,7 +83,7 @@ struct Options {
 #[derive(Clone, Debug)]
 enum Database {
     #[cfg(feature = "postgres")]
-    Postgres(Box<tokio_postgres::Config>, Option<tls::Tls>),
+    Postgres(Box<tokio_postgres::Config>, Option<Arc<rustls::ClientConfig>>),
     #[cfg(feature = "sqlite")]
     Sqlite(std::path::PathBuf),
 }
@@ -107,7 +107,7 @@ impl Relay {
         match &mut self.database {
             Database::Postgres(config, tls) => {
                 config.ssl_mode(tokio_postgres::config::SslMode::Require);
-                *tls = Some(tls::Tls::trusting(pem)?);
+                *tls = Some(tls::trusting(pem)?);
                 Ok(self)
             }
             #[cfg(feature = "sqlite")]

@@ -4,17 +4,18 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::source::{
     BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, RETRY_MAX, Read, Refused, Row, Source, Table,
     headers, storable, too_large,
 };
-use super::tls::Tls;
 use crate::error::Error;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,10 +68,10 @@ SELECT (SELECT count(*) FROM (SELECT FROM hapax_outbox WHERE parked_at IS NULL L
         WHERE parked_at IS NULL AND isfinite(created_at) ORDER BY id LIMIT 1), 0)";
 
 #[derive(Debug)]
-pub(super) struct Address(Config, Option<Tls>);
+pub(super) struct Address(Config, Option<Arc<ClientConfig>>);
 
 impl Address {
-    pub(super) fn new(mut config: Config, tls: Option<Tls>) -> Result<Self, Error> {
+    pub(super) fn new(mut config: Config, tls: Option<Arc<ClientConfig>>) -> Result<Self, Error> {
         if tls.is_none() && config.get_ssl_mode() == SslMode::Require {
             return Err(Error::invalid(
                 "sslmode=require needs the CA certificate of the server: give it with \
@@ -90,8 +91,9 @@ impl Address {
     /// Connects, and signals notifications and the end of the connection.
     async fn connect(&self) -> Result<(Client, Arc<Notify>), tokio_postgres::Error> {
         let news = Arc::new(Notify::new());
-        let client = match self.1.clone() {
+        let client = match &self.1 {
             Some(tls) => {
+                let tls = MakeRustlsConnect::new(ClientConfig::clone(tls));
                 let (client, connection) = self.0.connect(tls).await?;
                 tokio::spawn(drive(connection, Arc::clone(&news)));
                 client
