@@ -137,7 +137,7 @@ fn heartbeats_that_wait_for_the_standby_do_not_fill_the_server() {
         assert!(matches!(told, Failure::TimedOut(_)), "{told}");
     }
     let asked = "select count(*) from pg_stat_activity where query like '%hapax.node%'
-                 and application_name = 'hapax'";
+                 and application_name = 'hapax heartbeats'";
     let left: u32 = primary.sql("it", asked).trim().parse().unwrap();
     assert!((1..=5).contains(&left), "{left} of 40 are on the server");
     standby.launch();

@@ -49,7 +49,7 @@ fn a_server_is_verified_or_refused() {
     store.append(claim.epoch, 1, b"sealed").unwrap();
     hapax_testing::until("the batch", || store.durable().unwrap() == 1);
     let asked = "select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid)
-                 where application_name = 'hapax'";
+                 where application_name like 'hapax%'";
     assert_eq!(server.sql("it", asked).trim(), "t", "every connection is encrypted");
     let localhost = encrypted.replace("@127.0.0.1", "@localhost");
     let unverified = format!("{url}?sslmode=require&sslrootcert={theirs}");
