@@ -295,6 +295,18 @@ impl Groups {
         self.cuts.end()
     }
 
+    /// The checkpoint of the last cut is over.
+    pub(crate) fn forget_cut(&mut self) {
+        self.cuts.forget();
+    }
+
+    /// The checkpoint of the last cut was given up: the next one writes what it would have written.
+    pub(crate) fn cancel_cut(&mut self) {
+        for digest in self.cuts.take_copied().drain() {
+            self.list_changed(&digest);
+        }
+    }
+
     /// Panics if a change of the group would not be written.
     pub(crate) fn check_changed(&self, group: &Group) {
         self.cuts.check(group.changed, group.digest);

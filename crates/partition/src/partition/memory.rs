@@ -52,6 +52,9 @@ impl<S: Store> Partition<S> {
         let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0 && is_stuck;
         // Delays that end change messages without a journal record.
         let changed_bytes = changed_bytes(&usage);
+        if self.is_unwritable(&usage) {
+            return false;
+        }
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
             || self.journal_decisions > self.options.journal_decisions
@@ -110,6 +113,11 @@ impl<S: Store> Partition<S> {
     pub(super) fn heads_max(&self) -> usize {
         share(&self.options)
     }
+}
+
+/// Estimated bytes that a checkpoint writes.
+pub(super) fn cost(usage: &Usage) -> usize {
+    changed_bytes(usage) + usage.unwritten_bytes
 }
 
 /// Estimated bytes of messages and groups that a checkpoint writes.

@@ -17,7 +17,7 @@ impl<S: Store> Partition<S> {
     /// When a checkpoint that frees space is due.
     pub(super) fn relief_at(&self, usage: &Usage) -> Option<Time> {
         let Room::Low(shortage) = self.room else { return None };
-        if !self.is_changed || self.cutting.is_some() {
+        if !self.is_changed || self.cutting.is_some() || self.is_unwritable(usage) {
             return None;
         }
         // Messages that ended take little. The others take as much in the rows as in the journal.
