@@ -91,18 +91,34 @@ impl History {
     }
 }
 
+/// How the checkpoints of a history are taken.
+#[derive(Clone, Copy, PartialEq)]
+enum Taken {
+    AtOnce,
+    InSteps,
+    /// A first one is given up, some time after it was begun.
+    Again,
+}
+
 /// The rows after every checkpoint of a history that goes on while it is copied.
-fn rows(seed: u64, at_once: bool) -> Vec<String> {
+fn rows(seed: u64, taken: Taken) -> Vec<String> {
     let mut world = World::new();
     world.run_all(vec![configure(0), configure(1)]);
     let mut history = History { random: seed, held: Vec::new() };
     let mut rows = Vec::new();
     for round in 0..12 {
-        for _ in 0..history.below(40) {
+        for _ in 0..history.below(20) {
             history.step(&mut world);
         }
+        if taken == Taken::Again {
+            world.begin_checkpoint();
+        }
+        for _ in 0..history.below(30) {
+            history.step(&mut world);
+        }
+        world.cancel_checkpoint();
         world.begin_checkpoint();
-        if at_once {
+        if taken == Taken::AtOnce {
             world.copy_changed(usize::MAX);
         }
         for _ in 0..history.below(30) {
@@ -122,10 +138,21 @@ fn rows(seed: u64, at_once: bool) -> Vec<String> {
 #[test]
 fn d1_a_checkpoint_that_is_copied_in_steps_writes_the_state_of_its_cut() {
     for seed in 0..80 {
-        let (whole, steps) = (rows(seed, true), rows(seed, false));
-        for (round, (whole, steps)) in whole.iter().zip(&steps).enumerate() {
-            assert!(whole == steps, "seed {seed}, checkpoint {round}:\n{whole}\n\n{steps}");
-        }
+        assert_same_rows(seed, Taken::InSteps);
+    }
+}
+
+#[test]
+fn d1_what_a_checkpoint_that_was_given_up_would_have_written_is_in_the_next_one() {
+    for seed in 0..80 {
+        assert_same_rows(seed, Taken::Again);
+    }
+}
+
+fn assert_same_rows(seed: u64, taken: Taken) {
+    let (whole, other) = (rows(seed, Taken::AtOnce), rows(seed, taken));
+    for (round, (whole, other)) in whole.iter().zip(&other).enumerate() {
+        assert!(whole == other, "seed {seed}, checkpoint {round}:\n{whole}\n\n{other}");
     }
 }
 

@@ -94,7 +94,7 @@ impl<S: Store> Partition<S> {
         }
         let usage = self.machine.usage();
         let bytes_max = usage.head_bytes() + usage.unwritten_bytes + usage.frozen_bytes;
-        let is_smaller = bytes_max <= self.cut_of.bytes / 2;
+        let is_smaller = bytes_max <= much_smaller(self.cut_of.bytes);
         let is_in_the_way = self.is_memory_full(&usage) && self.is_bearable(&usage);
         if !(is_smaller || is_in_the_way) || !self.store.abandon()? {
             return Ok(());
@@ -115,7 +115,7 @@ impl<S: Store> Partition<S> {
     /// settles make it smaller.
     pub(super) fn is_unwritable(&self, usage: &Usage) -> bool {
         let (Room::Low(shortage), Some(last)) = (self.room, &self.unwritable) else { return false };
-        memory::cost(usage) > last.bytes / 2
+        memory::cost(usage) > much_smaller(last.bytes)
             && shortage.free_bytes < last.free_bytes + last.bytes as u64 / 4
             && self.is_bearable(usage)
     }
@@ -125,6 +125,12 @@ impl<S: Store> Partition<S> {
         let records = usage.unwritten_bytes + usage.frozen_bytes;
         records <= self.heads_max() * 5 / 4 && usage.head_bytes() <= self.heads_max() * 4
     }
+}
+
+/// What is worth another try: the records of small messages take less than half of what these
+/// took, and each try is for nothing until it fits.
+fn much_smaller(bytes: usize) -> usize {
+    bytes / 3 * 2
 }
 
 /// Passes the machine's rows to the store's row set.
