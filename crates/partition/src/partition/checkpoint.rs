@@ -4,10 +4,10 @@
 //! can be evicted, and no other one is written, however small it would be by then. So it is given
 //! up when the next one would be much smaller, or when memory is full.
 
-use hapax_core::{Digest, Records, RowKey, RowSink, Usage};
+use hapax_core::{Digest, Records, RowKey, RowSink, Time, Usage};
 use hapax_store::{Checkpoint, Lender, Room, RowSet, Store};
 
-use super::{Error, Partition, memory};
+use super::{Error, Partition, memory, shortage};
 
 /// What the last checkpoint was made of: about how many bytes it writes, and the journal before it.
 #[derive(Debug, Default)]
@@ -17,11 +17,13 @@ pub(super) struct Made {
     journal_decisions: usize,
 }
 
-/// A checkpoint of about so many bytes that found no space, and the space that there was.
+/// A checkpoint of about so many bytes that found no space, and the space that there was. After some
+/// time another one is tried nevertheless.
 #[derive(Debug)]
 pub(super) struct Unwritable {
     bytes: usize,
     free_bytes: u64,
+    until: Time,
 }
 
 impl<S: Store> Partition<S> {
@@ -88,7 +90,7 @@ impl<S: Store> Partition<S> {
 impl<S: Store> Partition<S> {
     /// Gives up the checkpoint in progress if it waits for space for no good.
     pub(super) fn give_up(&mut self) -> Result<(), Error> {
-        let Room::Low(shortage) = self.room else { return Ok(()) };
+        let Room::Low(room) = self.room else { return Ok(()) };
         if self.cutting.is_none() || self.machine.is_copying() {
             return Ok(());
         }
@@ -106,24 +108,35 @@ impl<S: Store> Partition<S> {
         let Made { bytes, journal_bytes, journal_decisions } = std::mem::take(&mut self.cut_of);
         self.journal_bytes += journal_bytes;
         self.journal_decisions += journal_decisions;
-        self.unwritable = Some(Unwritable { bytes, free_bytes: shortage.free_bytes });
+        let until =
+            self.machine.now().plus(self.options.relief_ms.saturating_mul(shortage::RARELY));
+        self.unwritable = Some(Unwritable { bytes, free_bytes: room.free_bytes, until });
         Ok(())
     }
 
-    /// Whether a checkpoint begun now would find no space either: the last one did not, and this
-    /// one is not much smaller, nor is there much more space. Sends are refused meanwhile, and
-    /// settles make it smaller.
+    /// Whether a checkpoint begun now would probably find no space either.
     pub(super) fn is_unwritable(&self, usage: &Usage) -> bool {
-        let (Room::Low(shortage), Some(last)) = (self.room, &self.unwritable) else { return false };
-        memory::cost(usage) > much_smaller(last.bytes)
-            && shortage.free_bytes < last.free_bytes + last.bytes as u64 / 4
-            && self.is_bearable(usage)
+        self.unwritable_until(usage) > self.machine.now()
     }
 
-    /// Whether memory is within its budget without a checkpoint.
+    /// Until when no other checkpoint is begun: the last one found no space, and the next one is not
+    /// much smaller, nor is there much more space. Sends are refused meanwhile, and settles make it
+    /// smaller.
+    pub(super) fn unwritable_until(&self, usage: &Usage) -> Time {
+        let (Room::Low(room), Some(last)) = (self.room, &self.unwritable) else {
+            return Time(0);
+        };
+        let is_as_before = memory::cost(usage) > much_smaller(last.bytes)
+            && room.free_bytes < last.free_bytes + last.bytes as u64 / 4
+            && self.is_bearable(usage);
+        if is_as_before { last.until } else { Time(0) }
+    }
+
+    /// Whether memory can do without a checkpoint for some more time. As sends are refused, it takes
+    /// little more than it does.
     fn is_bearable(&self, usage: &Usage) -> bool {
         let records = usage.unwritten_bytes + usage.frozen_bytes;
-        records <= self.heads_max() * 5 / 4 && usage.head_bytes() <= self.heads_max() * 4
+        records <= self.heads_max() * 5 / 4 && usage.head_bytes() <= self.heads_max() * 5
     }
 }
 

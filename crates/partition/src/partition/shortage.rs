@@ -11,18 +11,19 @@ use hapax_store::{Room, Shortage, Store};
 use super::{Partition, memory};
 
 /// Checkpoints that write much, or free no segment, are this many times as far apart.
-const RARELY: u64 = 10;
+pub(super) const RARELY: u64 = 10;
 
 impl<S: Store> Partition<S> {
     /// When a checkpoint that frees space is due.
     pub(super) fn relief_at(&self, usage: &Usage) -> Option<Time> {
         let Room::Low(shortage) = self.room else { return None };
-        if !self.is_changed || self.cutting.is_some() || self.is_unwritable(usage) {
+        if !self.is_changed || self.cutting.is_some() {
             return None;
         }
         // Messages that ended take little. The others take as much in the rows as in the journal.
         let apart = apart(shortage, memory::changed_bytes(usage) as u64)?;
-        Some(self.cut_at.plus(self.options.relief_ms.saturating_mul(apart)))
+        let at = self.cut_at.plus(self.options.relief_ms.saturating_mul(apart));
+        Some(at.max(self.unwritable_until(usage)))
     }
 }
 
