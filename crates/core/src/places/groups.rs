@@ -312,3 +312,22 @@ impl Groups {
         self.cuts.check(group.changed, group.digest);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_a_cut_is_copied_before_it_goes() {
+        let (mut groups, digest) = (Groups::new(7), Digest([1; 16]));
+        let mut group = Group::new(digest, 3);
+        group.ready = 1;
+        groups.insert(group);
+        groups.list_changed(&digest);
+        groups.begin_cut();
+        assert!(groups.remove(&digest).is_some_and(|group| group.stored));
+        while groups.copy_some(1) == 1 {}
+        let copied = groups.end_cut();
+        assert!(copied.groups.iter().map(|group| group.digest).eq([digest]));
+    }
+}

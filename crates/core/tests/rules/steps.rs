@@ -203,3 +203,62 @@ fn l6_a_group_that_ended_is_not_found_in_its_old_row_while_a_checkpoint_is_writt
     let Outcome::Received(taken) = world.run(receive(1, 10)) else { panic!("it is delivered") };
     assert_eq!(taken.len(), 1);
 }
+
+/// A world that reads two rows at once and moves one message in a step.
+fn in_small_steps() -> World {
+    let mut world = World::with_bounds(Bounds { refill: 2, job_step: 1, ..Bounds::default() });
+    world.run(configure(0));
+    world
+}
+
+#[test]
+fn l5_what_a_redrive_that_is_ahead_reads_is_not_passed_over_by_one_behind() {
+    const EACH: u64 = 20;
+    let mut world = in_small_steps();
+    let group = |place: u64| if place % 2 == 0 { "even" } else { "odd" };
+    for place in 0..2 * EACH {
+        let key = format!("k{place}");
+        let content = Content::builder(&key).group(Some(group(place))).build(b"body").unwrap();
+        world.run(Command::Send(SendMessage::new(&recipe(), name(0), content)));
+        let Outcome::Received(taken) = world.run(receive(0, 1)) else { panic!("it is delivered") };
+        let verb = Verb::Fail { error: "e".to_owned(), delay_ms: None, dead: true };
+        world.run(Command::Settle(Settle { lease: taken[0].lease, verb }));
+    }
+    let redrive = |group: &str, per_s| {
+        let (group, error_contains) = (Some(group.to_owned()), None);
+        let select = Select::Filter { error_contains, group, dead_before: None, dead_after: None };
+        let (queue, id, dry_run) = (name(0), format!("{per_s} a second").into(), false);
+        Command::Redrive(Redrive { queue, id, select, dry_run, per_s: Some(per_s) })
+    };
+    world.run_all(vec![redrive("even", 1), redrive("odd", 2)]);
+    for _ in 0..2 * EACH {
+        // What the faster one has read is not in memory when the slower one comes to it.
+        world.checkpoint();
+        world.evict();
+        world.wait(800);
+    }
+    let stats = world.machine.queues().next().unwrap().1.stats;
+    assert_eq!((stats.dead, stats.ready), (0, 2 * EACH));
+}
+
+#[test]
+fn the_head_of_a_queue_that_is_purged_is_not_read() {
+    let mut world = in_small_steps();
+    world.run_all((0..10).map(|key| send(0, key, 0)).collect());
+    world.checkpoint();
+    world.crash();
+    let read = |world: &World| {
+        let mut needs = Vec::new();
+        world.machine.needs(&Command::Expire, &mut needs);
+        let ranges = needs.into_iter().filter_map(|need| match need {
+            Need::Range(range) => Some(range.of),
+            _ => None,
+        });
+        ranges.collect::<Vec<_>>()
+    };
+    assert!(matches!(read(&world)[..], [RangeOf::Ready(_), ..]), "for the age of the oldest");
+    world.run(Command::Purge(Purge { queue: name(0), keys: false }));
+    assert!(matches!(read(&world)[..], [RangeOf::Purge(_)]), "it ends with the purge");
+    world.wait(1);
+    assert!(read(&world).is_empty());
+}
