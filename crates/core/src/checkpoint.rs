@@ -36,7 +36,22 @@ pub struct Snapshot {
     emptied: Emptied,
     groups: groups::Copied,
     rows: Vec<(RowKey, Vec<u8>)>,
-    row_deletes: Vec<RowKey>,
+    gone: Arc<Gone>,
+}
+
+/// Rows that a checkpoint deletes, apart from those of its generation. Its machine keeps them too,
+/// until it is stored: if it is given up, the next one deletes them.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    rows: Vec<RowKey>,
+    /// Earlier rows of messages and groups that have moved.
+    moved: [List<RowKey>; 2],
+}
+
+impl Gone {
+    fn iter(&self) -> impl Iterator<Item = &RowKey> {
+        self.rows.iter().chain(self.moved.iter().flat_map(List::iter))
+    }
 }
 
 /// The list of a snapshot's messages, once they are written. Reusing its memory is cheaper than
@@ -97,9 +112,8 @@ impl Snapshot {
     fn delete_rows(&self, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
         written.sort_unstable();
         debug_assert!(written.is_sorted_by(|a, b| a < b), "a row is written once");
-        let moved = self.messages.row_deletes.iter().chain(self.groups.row_deletes.iter());
-        let gone = self.records.row_deletes().chain(&self.row_deletes);
-        let mut rows: Vec<RowKey> = gone.chain(moved).copied().collect();
+        let gone = self.records.row_deletes().chain(self.gone.iter());
+        let mut rows: Vec<RowKey> = gone.copied().collect();
         rows.sort_unstable();
         rows.dedup();
         for row in &rows {
@@ -159,7 +173,8 @@ impl Machine {
         let emptied = Arc::clone(&self.emptied);
         let (messages, groups) = Default::default();
         let seed = self.keys.seed();
-        let snapshot = Snapshot { seed, records, messages, emptied, groups, rows, row_deletes };
+        let gone = Arc::new(Gone { rows: row_deletes, moved: Default::default() });
+        let snapshot = Snapshot { seed, records, messages, emptied, groups, rows, gone };
         self.snapshot = Some(Box::new(snapshot));
     }
 
@@ -175,6 +190,11 @@ impl Machine {
         let mut snapshot = *self.snapshot.take()?;
         snapshot.messages = self.messages.end_cut();
         snapshot.groups = self.groups.end_cut();
+        if let Some(gone) = Arc::get_mut(&mut snapshot.gone) {
+            let moved = (&mut snapshot.messages.row_deletes, &mut snapshot.groups.row_deletes);
+            gone.moved = [std::mem::take(moved.0), std::mem::take(moved.1)];
+        }
+        self.gone = Arc::clone(&snapshot.gone);
         Some(snapshot)
     }
 
@@ -211,6 +231,25 @@ impl Machine {
     pub fn finish_checkpoint(&mut self) {
         assert!(!self.is_copying(), "what is not copied cannot be stored");
         self.keys.finish_checkpoint();
+        self.messages.forget_cut();
+        self.groups.forget_cut();
+        self.gone = Arc::default();
+    }
+
+    /// Gives up the checkpoint in progress, whose snapshot nobody will store: everything that it
+    /// would have written is written by the next one, as it is then. This takes as long as there
+    /// are records in it.
+    pub fn cancel_checkpoint(&mut self) {
+        assert!(self.is_in_checkpoint() && !self.is_copying(), "a snapshot was taken");
+        self.keys.cancel_checkpoint();
+        self.messages.cancel_cut();
+        self.groups.cancel_cut();
+        let gone = std::mem::take(&mut self.gone);
+        gone.iter().for_each(|row| self.keys.delete_row(*row));
+        self.queues.iter_mut().for_each(|queue| queue.dirty = true);
+        self.relays.cancel_checkpoint();
+        self.receives.by_id.values_mut().for_each(|receive| receive.dirty = true);
+        self.keys_expired = true;
     }
 
     /// Whether a snapshot is still being written.

@@ -30,6 +30,8 @@ pub(crate) struct Cuts<N, C> {
     changed: List<N>,
     next: Mark,
     cut: Option<Cut<N, C>>,
+    /// What the last cut listed, until its checkpoint is over.
+    copied: List<N>,
     /// An empty list, for reuse.
     spare: List<N>,
 }
@@ -46,8 +48,8 @@ struct Cut<N, C> {
 
 impl<N, C> Default for Cuts<N, C> {
     fn default() -> Self {
-        let (changed, spare) = (List::default(), List::default());
-        Self { changed, next: Mark(1), cut: None, spare }
+        let (changed, copied, spare) = Default::default();
+        Self { changed, next: Mark(1), cut: None, copied, spare }
     }
 }
 
@@ -99,11 +101,22 @@ impl<N: Copy + PartialEq, C: Default> Cuts<N, C> {
 
     /// Ends the cut, whose list was looked at to its end, and returns the copies.
     pub(crate) fn end(&mut self) -> C {
-        let Some(mut cut) = self.cut.take() else { return C::default() };
+        let Some(cut) = self.cut.take() else { return C::default() };
         assert_eq!(cut.looked, cut.listed.len(), "everything is copied before the cut ends");
-        cut.listed.clear(cut.looked);
-        self.spare = cut.listed;
+        self.copied = cut.listed;
         cut.copies
+    }
+
+    /// The checkpoint of the last cut is over.
+    pub(crate) fn forget(&mut self) {
+        let mut copied = std::mem::take(&mut self.copied);
+        copied.clear(copied.len());
+        self.spare = copied;
+    }
+
+    /// What the last cut listed, to be listed again: its checkpoint was given up.
+    pub(crate) fn take_copied(&mut self) -> List<N> {
+        std::mem::take(&mut self.copied)
     }
 
     /// Panics if something with this mark would not be written.

@@ -7,8 +7,9 @@
 //! - a decision applied twice is applied once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::checkpoint::{Emptied, Snapshot};
+use crate::checkpoint::{Emptied, Gone, Snapshot};
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -52,6 +53,8 @@ pub struct Machine {
     pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// The checkpoint that is being copied.
     pub(crate) snapshot: Option<Box<Snapshot>>,
+    /// What the checkpoint in progress deletes.
+    pub(crate) gone: Arc<Gone>,
     /// The list of messages of the last checkpoint, for reuse.
     pub(crate) emptied: Emptied,
     /// Groups created for a look-up that may turn out to be empty.
@@ -319,6 +322,7 @@ impl Machine {
             receives: Receives::default(),
             leases_away: BTreeMap::new(),
             snapshot: None,
+            gone: Arc::default(),
             emptied: Emptied::default(),
             asked: Vec::new(),
             browsed: Vec::new(),

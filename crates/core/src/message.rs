@@ -386,6 +386,20 @@ impl Messages {
         self.cuts.end()
     }
 
+    /// The checkpoint of the last cut is over.
+    pub(crate) fn forget_cut(&mut self) {
+        self.cuts.forget();
+    }
+
+    /// The checkpoint of the last cut was given up: the next one writes what it would have written.
+    pub(crate) fn cancel_cut(&mut self) {
+        for (seq, slot) in self.cuts.take_copied().drain() {
+            if self.same(seq, slot).is_some() {
+                self.list_changed(slot);
+            }
+        }
+    }
+
     /// Copies a message that belongs to the cut, unless that was done.
     #[inline]
     fn copy(&mut self, slot: Slot) {

@@ -15,6 +15,7 @@ use hapax_core::{BadBytes, Batch, Command, Effect, LOOK_AHEAD, Machine, Outcome,
 use hapax_store::{Epoch, Question, Room, Sequence, Store};
 
 use answers::Waiting;
+use checkpoint::{Made, Unwritable};
 pub use commands::{Commands, SPENT_MAX};
 pub use options::Options;
 
@@ -101,9 +102,12 @@ pub struct Partition<S> {
     stuck_bytes: usize,
     /// The last batch of the checkpoint in progress.
     cutting: Option<Sequence>,
-    /// When the last checkpoint began; below, the memory of heads then.
+    /// When the last checkpoint began; below, the memory of heads then, and what it was made of.
     cut_at: Time,
     cut_head_bytes: usize,
+    cut_of: Made,
+    /// The last checkpoint that was given up for lack of space, if none was written since.
+    unwritable: Option<Unwritable>,
     /// Whether something was decided since.
     is_changed: bool,
     /// The room that the store reported last.
@@ -167,6 +171,8 @@ impl<S: Store> Partition<S> {
             cutting: None,
             cut_at: Time(0),
             cut_head_bytes: 0,
+            cut_of: Made::default(),
+            unwritable: None,
             is_changed: journal_bytes > 0,
             room: Room::Free,
             journaled_at,
@@ -346,7 +352,9 @@ impl<S: Store> Partition<S> {
         if self.machine.is_copying() {
             return Some(self.machine.now()); // Every batch copies more for the checkpoint.
         }
-        self.machine.next_deadline().into_iter().chain(self.relief_at(&self.machine.usage())).min()
+        let usage = self.machine.usage();
+        let checkpoints = [self.relief_at(&usage), self.expired_at(&usage)];
+        self.machine.next_deadline().into_iter().chain(checkpoints.into_iter().flatten()).min()
     }
 
     /// The earliest possible time of the next batch.
@@ -473,8 +481,10 @@ impl<S: Store> Partition<S> {
             self.machine.finish_checkpoint();
             self.cutting = None;
             self.stuck_bytes = 0;
+            self.unwritable = None;
         }
         self.room = self.store.room();
+        self.give_up()?;
         if self.cutting.is_none() {
             let mut usage = self.machine.usage();
             if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {

@@ -184,6 +184,10 @@ impl Store for PostgresStore {
         self.joined()?.checkpoint(checkpoint)
     }
 
+    fn abandon(&mut self) -> Result<bool, Error> {
+        self.joined()?.abandon()
+    }
+
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         self.joined()?.checkpointed()
     }

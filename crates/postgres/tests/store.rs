@@ -45,6 +45,9 @@ impl Store for Watched {
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
         self.of().checkpoint(checkpoint)
     }
+    fn abandon(&mut self) -> Result<bool, Error> {
+        self.of().abandon()
+    }
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         self.of().checkpointed()
     }

@@ -267,6 +267,10 @@ impl Store for SimStore {
         self.store().checkpoint(checkpoint)
     }
 
+    fn abandon(&mut self) -> Result<bool, Error> {
+        self.store().abandon()
+    }
+
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         let unfenced = self.is_unfenced();
         match &mut self.inner {

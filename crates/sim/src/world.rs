@@ -176,6 +176,10 @@ impl World {
         self.owner.as_ref().is_none_or(|owner| owner.partition.is_busy())
     }
 
+    pub fn is_checkpointing(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.partition.is_checkpointing())
+    }
+
     pub fn is_waiting(&self) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.partition.is_waiting())
     }

@@ -32,6 +32,7 @@ mod build;
 mod bytes;
 mod checkpoint;
 mod filter;
+mod guesses;
 mod manifest;
 mod merge;
 mod ordered;
@@ -279,7 +280,8 @@ impl Archive {
         if self.0.has_removable() {
             return Some(MergeJob::remove(self.0.clone()));
         }
-        let choice = policy::choose(&self.0.view(), &self.0.options, space, self.0.may_guess());
+        let may_guess = self.0.guesses().may(self.0.next_run(), policy::room(space));
+        let choice = policy::choose(&self.0.view(), &self.0.options, space, may_guess);
         let Choice::Merge(plan) = choice else {
             let is_full = matches!(choice, Choice::NoRoom);
             self.0.merge_full.store(is_full, Ordering::Relaxed);

@@ -147,6 +147,11 @@ pub trait Store: Send {
     /// store keeps the rows, retries by itself and reports [`Room::Low`] meanwhile.
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error>;
 
+    /// Gives up the checkpoint in progress if it has found no room, as if it had never been begun,
+    /// and returns true. Returns false if there is none, or if it may still go on: then it does.
+    /// The store reports [`Room::Low`] until the next one finds room.
+    fn abandon(&mut self) -> Result<bool, Error>;
+
     /// The `through` of the last checkpoint whose rows are visible.
     fn checkpointed(&mut self) -> Result<Sequence, Error>;
 

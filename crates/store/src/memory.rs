@@ -420,6 +420,12 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn abandon(&mut self) -> Result<bool, Error> {
+        let mut state = self.owned()?;
+        let is_full = state.faults.full;
+        Ok(state.checkpoint.take_if(|_| is_full).is_some())
+    }
+
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         Ok(self.owned_once(|state, held| state.rows_of > held)?.0.through)
     }

@@ -176,3 +176,25 @@ fn slice(bytes: &[u8], span: Span) -> &[u8] {
     debug_assert!(end <= bytes.len(), "a span lies within its arena");
     bytes.get(start..end).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(rows: &mut RowSet, points: usize) {
+        (0..points).for_each(|_| rows.put_point([7; 16], NEVER, b"value"));
+    }
+
+    #[test]
+    fn the_progress_of_a_row_set_is_that_of_the_rows_expected_this_time() {
+        let (mut rows, progress) = (RowSet::default(), Progress::default());
+        rows.tell(&progress);
+        rows.reserve(2 * TOLD_ROWS, 0);
+        add(&mut rows, TOLD_ROWS);
+        assert!((0.09..0.11).contains(&progress.get()), "half of them: {}", progress.get());
+        rows.clear();
+        progress.tell(0);
+        add(&mut rows, TOLD_ROWS);
+        assert!(progress.get() < 0.001, "nobody said how many there will be");
+    }
+}

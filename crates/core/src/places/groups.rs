@@ -295,8 +295,39 @@ impl Groups {
         self.cuts.end()
     }
 
+    /// The checkpoint of the last cut is over.
+    pub(crate) fn forget_cut(&mut self) {
+        self.cuts.forget();
+    }
+
+    /// The checkpoint of the last cut was given up: the next one writes what it would have written.
+    pub(crate) fn cancel_cut(&mut self) {
+        for digest in self.cuts.take_copied().drain() {
+            self.list_changed(&digest);
+        }
+    }
+
     /// Panics if a change of the group would not be written.
     pub(crate) fn check_changed(&self, group: &Group) {
         self.cuts.check(group.changed, group.digest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_a_cut_is_copied_before_it_goes() {
+        let (mut groups, digest) = (Groups::new(7), Digest([1; 16]));
+        let mut group = Group::new(digest, 3);
+        group.ready = 1;
+        groups.insert(group);
+        groups.list_changed(&digest);
+        groups.begin_cut();
+        assert!(groups.remove(&digest).is_some_and(|group| group.stored));
+        while groups.copy_some(1) == 1 {}
+        let copied = groups.end_cut();
+        assert!(copied.groups.iter().map(|group| group.digest).eq([digest]));
     }
 }

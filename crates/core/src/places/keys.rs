@@ -424,6 +424,21 @@ impl Keys {
         }
     }
 
+    /// The checkpoint is given up: the next one writes its records, unless there are newer ones.
+    pub(crate) fn cancel_checkpoint(&mut self) {
+        let Some(frozen) = self.frozen.take() else { return };
+        for (place, digest, _) in frozen.arena.iter() {
+            let entry = Entry::new(self.hash(&digest), frozen.kind, place);
+            let found = self.index.find(entry.hash(), |known| known == entry);
+            if let Some((position, _)) = found {
+                let place = self.current.take_over(&digest, &frozen, place);
+                self.index.replace(position, Entry::new(entry.hash(), self.current.kind, place));
+            }
+        }
+        self.current.take_over_deletes(&frozen);
+        debug_assert!(self.index.iter().all(|entry| entry.kind() != frozen.kind), "all moved");
+    }
+
     /// Sets the expected bytes between two checkpoints: that much memory is kept for the next ones.
     pub(crate) fn expect(&mut self, bytes: usize) {
         self.room = bytes;

@@ -204,6 +204,11 @@ impl Relays {
         (rows, gone.into_iter().map(RowKey::relay).collect())
     }
 
+    /// What the last checkpoint wrote is written again.
+    pub(crate) fn cancel_checkpoint(&mut self) {
+        self.waiting.values_mut().for_each(|waiting| waiting.dirty = true);
+    }
+
     pub(crate) fn load(&mut self, id: u64, bytes: &[u8]) -> Result<(), BadBytes> {
         let mut reader = Reader::new(bytes);
         let attempts = reader.u32("attempts")?;

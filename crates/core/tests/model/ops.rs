@@ -100,6 +100,7 @@ pub(crate) enum Op {
     Checkpoint,
     BeginCheckpoint,
     FinishCheckpoint,
+    CancelCheckpoint,
     /// So much of each place stays in memory.
     Evict {
         keep: usize,
@@ -546,6 +547,7 @@ fn op() -> impl Strategy<Value = Op> {
         10 => Just(Op::Checkpoint),
         5 => Just(Op::BeginCheckpoint),
         4 => Just(Op::FinishCheckpoint),
+        2 => Just(Op::CancelCheckpoint),
         10 => (0usize..3).prop_map(|keep| Op::Evict { keep }),
     ]
 }

@@ -70,6 +70,7 @@ impl Runner {
             Op::Checkpoint => self.world.checkpoint(),
             Op::BeginCheckpoint => self.world.begin_checkpoint(),
             Op::FinishCheckpoint => self.world.finish_checkpoint(),
+            Op::CancelCheckpoint => self.world.cancel_checkpoint(),
             Op::Evict { keep } => {
                 self.is_unloaded |= self.world.evict_keeping(*keep) > 0;
                 let left = self.world.machine.evictable_bytes();

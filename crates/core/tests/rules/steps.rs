@@ -91,18 +91,34 @@ impl History {
     }
 }
 
+/// How the checkpoints of a history are taken.
+#[derive(Clone, Copy, PartialEq)]
+enum Taken {
+    AtOnce,
+    InSteps,
+    /// A first one is given up, some time after it was begun.
+    Again,
+}
+
 /// The rows after every checkpoint of a history that goes on while it is copied.
-fn rows(seed: u64, at_once: bool) -> Vec<String> {
+fn rows(seed: u64, taken: Taken) -> Vec<String> {
     let mut world = World::new();
     world.run_all(vec![configure(0), configure(1)]);
     let mut history = History { random: seed, held: Vec::new() };
     let mut rows = Vec::new();
     for round in 0..12 {
-        for _ in 0..history.below(40) {
+        for _ in 0..history.below(20) {
             history.step(&mut world);
         }
+        if taken == Taken::Again {
+            world.begin_checkpoint();
+        }
+        for _ in 0..history.below(30) {
+            history.step(&mut world);
+        }
+        world.cancel_checkpoint();
         world.begin_checkpoint();
-        if at_once {
+        if taken == Taken::AtOnce {
             world.copy_changed(usize::MAX);
         }
         for _ in 0..history.below(30) {
@@ -122,10 +138,21 @@ fn rows(seed: u64, at_once: bool) -> Vec<String> {
 #[test]
 fn d1_a_checkpoint_that_is_copied_in_steps_writes_the_state_of_its_cut() {
     for seed in 0..80 {
-        let (whole, steps) = (rows(seed, true), rows(seed, false));
-        for (round, (whole, steps)) in whole.iter().zip(&steps).enumerate() {
-            assert!(whole == steps, "seed {seed}, checkpoint {round}:\n{whole}\n\n{steps}");
-        }
+        assert_same_rows(seed, Taken::InSteps);
+    }
+}
+
+#[test]
+fn d1_what_a_checkpoint_that_was_given_up_would_have_written_is_in_the_next_one() {
+    for seed in 0..80 {
+        assert_same_rows(seed, Taken::Again);
+    }
+}
+
+fn assert_same_rows(seed: u64, taken: Taken) {
+    let (whole, other) = (rows(seed, Taken::AtOnce), rows(seed, taken));
+    for (round, (whole, other)) in whole.iter().zip(&other).enumerate() {
+        assert!(whole == other, "seed {seed}, checkpoint {round}:\n{whole}\n\n{other}");
     }
 }
 
@@ -175,4 +202,89 @@ fn l6_a_group_that_ended_is_not_found_in_its_old_row_while_a_checkpoint_is_writt
     world.crash();
     let Outcome::Received(taken) = world.run(receive(1, 10)) else { panic!("it is delivered") };
     assert_eq!(taken.len(), 1);
+}
+
+/// A world that reads two rows at once and moves one message in a step.
+fn in_small_steps() -> World {
+    let mut world = World::with_bounds(Bounds { refill: 2, job_step: 1, ..Bounds::default() });
+    world.run(configure(0));
+    world
+}
+
+#[test]
+fn l5_what_a_redrive_that_is_ahead_reads_is_not_passed_over_by_one_behind() {
+    const EACH: u64 = 20;
+    let mut world = in_small_steps();
+    let group = |place: u64| if place.is_multiple_of(2) { "even" } else { "odd" };
+    for place in 0..2 * EACH {
+        let key = format!("k{place}");
+        let content = Content::builder(&key).group(Some(group(place))).build(b"body").unwrap();
+        world.run(Command::Send(SendMessage::new(&recipe(), name(0), content)));
+        let Outcome::Received(taken) = world.run(receive(0, 1)) else { panic!("it is delivered") };
+        let verb = Verb::Fail { error: "e".to_owned(), delay_ms: None, dead: true };
+        world.run(Command::Settle(Settle { lease: taken[0].lease, verb }));
+    }
+    let redrive = |group: &str, per_s| {
+        let (group, error_contains) = (Some(group.to_owned()), None);
+        let select = Select::Filter { error_contains, group, dead_before: None, dead_after: None };
+        let (queue, id, dry_run) = (name(0), format!("{per_s} a second").into(), false);
+        Command::Redrive(Redrive { queue, id, select, dry_run, per_s: Some(per_s) })
+    };
+    world.run_all(vec![redrive("even", 1), redrive("odd", 2)]);
+    for _ in 0..2 * EACH {
+        // What the faster one has read is not in memory when the slower one comes to it.
+        world.checkpoint();
+        world.evict();
+        world.wait(800);
+    }
+    let stats = world.machine.queues().next().unwrap().1.stats;
+    assert_eq!((stats.dead, stats.ready), (0, 2 * EACH));
+}
+
+#[test]
+fn the_head_of_a_queue_that_is_purged_is_not_read() {
+    let mut world = in_small_steps();
+    world.run_all((0..10).map(|key| send(0, key, 0)).collect());
+    world.checkpoint();
+    world.crash();
+    let read = |world: &World| {
+        let mut needs = Vec::new();
+        world.machine.needs(&Command::Expire, &mut needs);
+        let ranges = needs.into_iter().filter_map(|need| match need {
+            Need::Range(range) => Some(range.of),
+            _ => None,
+        });
+        ranges.collect::<Vec<_>>()
+    };
+    assert!(matches!(read(&world)[..], [RangeOf::Ready(_), ..]), "for the age of the oldest");
+    world.run(Command::Purge(Purge { queue: name(0), keys: false }));
+    assert!(matches!(read(&world)[..], [RangeOf::Purge(_)]), "it ends with the purge");
+    world.wait(1);
+    assert!(read(&world).is_empty());
+}
+
+#[test]
+fn l3_the_results_and_emits_of_a_checkpoint_that_was_given_up_are_in_the_next_one() {
+    let mut world = World::new();
+    world.run(configure(0));
+    world.run(send(0, 1, 0));
+    let Outcome::Received(taken) = world.run(receive(0, 1)) else { panic!("it is delivered") };
+    let result = Blob { content_type: None, body: vec![b'r'; 10_000].into() };
+    let content = Content::builder("next").build(b"body").unwrap();
+    let emits = vec![Emit::new(name(0), "next", content)];
+    let verb = Verb::Done { result: Some(result.clone()), emits };
+    let settled = world.run(Command::Settle(Settle { lease: taken[0].lease, verb }));
+    assert!(matches!(settled, Outcome::Settled(Settled::Ok { .. })), "{settled:?}");
+    world.begin_checkpoint();
+    world.cancel_checkpoint();
+    let has_all = |world: &mut World| {
+        let answer = world.run(send(0, 1, 0));
+        let Outcome::Sent(Answer::Done(told)) = &answer else { panic!("{answer:?}") };
+        assert_eq!(told.result.as_ref(), Some(&result));
+        assert_eq!(world.machine.relays().count(), 1);
+    };
+    has_all(&mut world);
+    world.checkpoint();
+    world.crash();
+    has_all(&mut world);
 }

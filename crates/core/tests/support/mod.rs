@@ -232,6 +232,14 @@ impl World {
         self.machine.finish_checkpoint();
     }
 
+    /// Gives up the checkpoint under way.
+    pub(crate) fn cancel_checkpoint(&mut self) {
+        self.copy_changed(usize::MAX);
+        if self.under_way.take().is_some() {
+            self.machine.cancel_checkpoint();
+        }
+    }
+
     /// Leaves as much as possible to the rows, but for `keep` messages at each head.
     pub(crate) fn evict_keeping(&mut self, keep: usize) -> usize {
         self.machine.evict_keeping(keep, 0, usize::MAX)

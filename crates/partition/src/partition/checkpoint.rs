@@ -1,9 +1,30 @@
 //! Checkpoints: a cut, and the copying of what changed before it in steps. The store writes it.
+//!
+//! On a full disk a checkpoint may be larger than what is left. While it waits for space nothing
+//! can be evicted, and no other one is written, however small it would be by then. So it is given
+//! up when the next one would be much smaller, or when memory is full.
 
-use hapax_core::{Digest, Records, RowKey, RowSink};
-use hapax_store::{Checkpoint, Lender, RowSet, Store};
+use hapax_core::{Digest, Records, RowKey, RowSink, Time, Usage};
+use hapax_store::{Checkpoint, Lender, Room, RowSet, Store};
 
-use super::{Error, Partition};
+use super::{Error, Partition, memory, shortage};
+
+/// What the last checkpoint was made of: about how many bytes it writes, and the journal before it.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    bytes: usize,
+    journal_bytes: usize,
+    journal_decisions: usize,
+}
+
+/// A checkpoint of about so many bytes that found no space, and the space that there was. After
+/// some time another one is tried nevertheless.
+#[derive(Debug)]
+pub(super) struct Unwritable {
+    bytes: usize,
+    free_bytes: u64,
+    until: Time,
+}
 
 impl<S: Store> Partition<S> {
     /// Begins a checkpoint now, unless one is in progress, and copies all of it at once.
@@ -31,6 +52,11 @@ impl<S: Store> Partition<S> {
             self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
             self.appended += 1;
         }
+        self.cut_of = Made {
+            bytes: memory::cost(&self.machine.usage()),
+            journal_bytes: self.journal_bytes,
+            journal_decisions: self.journal_decisions,
+        };
         self.machine.begin_checkpoint();
         self.cutting = Some(self.appended);
         self.cut_at = self.machine.now();
@@ -59,6 +85,65 @@ impl<S: Store> Partition<S> {
         })?;
         Ok(())
     }
+}
+
+impl<S: Store> Partition<S> {
+    /// Gives up the checkpoint in progress if it waits for space for no good.
+    pub(super) fn give_up(&mut self) -> Result<(), Error> {
+        let Room::Low(room) = self.room else { return Ok(()) };
+        if self.cutting.is_none() || self.machine.is_copying() {
+            return Ok(());
+        }
+        let usage = self.machine.usage();
+        let bytes_max = usage.head_bytes() + usage.unwritten_bytes + usage.frozen_bytes;
+        let is_smaller = bytes_max <= much_smaller(self.cut_of.bytes);
+        let is_in_the_way = self.is_memory_full(&usage) && self.is_bearable(&usage);
+        if !(is_smaller || is_in_the_way) || !self.store.abandon()? {
+            return Ok(());
+        }
+        self.machine.cancel_checkpoint();
+        self.cutting = None;
+        self.stuck_bytes = 0;
+        self.is_changed = true;
+        let Made { bytes, journal_bytes, journal_decisions } = std::mem::take(&mut self.cut_of);
+        self.journal_bytes += journal_bytes;
+        self.journal_decisions += journal_decisions;
+        let until =
+            self.machine.now().plus(self.options.relief_ms.saturating_mul(shortage::RARELY));
+        self.unwritable = Some(Unwritable { bytes, free_bytes: room.free_bytes, until });
+        Ok(())
+    }
+
+    /// Whether a checkpoint begun now would probably find no space either.
+    pub(super) fn is_unwritable(&self, usage: &Usage) -> bool {
+        self.unwritable_until(usage) > self.machine.now()
+    }
+
+    /// Until when no other checkpoint is begun: the last one found no space, and the next one is
+    /// not much smaller, nor is there much more space. Sends are refused meanwhile, and settles
+    /// make it smaller.
+    pub(super) fn unwritable_until(&self, usage: &Usage) -> Time {
+        let (Room::Low(room), Some(last)) = (self.room, &self.unwritable) else {
+            return Time(0);
+        };
+        let is_as_before = memory::cost(usage) > much_smaller(last.bytes)
+            && room.free_bytes < last.free_bytes + last.bytes as u64 / 4
+            && self.is_bearable(usage);
+        if is_as_before { last.until } else { Time(0) }
+    }
+
+    /// Whether memory can do without a checkpoint for some more time. As sends are refused, it
+    /// takes little more than it does.
+    fn is_bearable(&self, usage: &Usage) -> bool {
+        let records = usage.unwritten_bytes + usage.frozen_bytes;
+        records <= self.heads_max() * 5 / 4 && usage.head_bytes() <= self.heads_max() * 5
+    }
+}
+
+/// What is worth another try: the records of small messages take less than half of what these
+/// took, and each try is for nothing until it fits.
+fn much_smaller(bytes: usize) -> usize {
+    bytes / 3 * 2
 }
 
 /// Passes the machine's rows to the store's row set.

@@ -11,7 +11,7 @@ use hapax_store::{Room, Shortage, Store};
 use super::{Partition, memory};
 
 /// Checkpoints that write much, or free no segment, are this many times as far apart.
-const RARELY: u64 = 10;
+pub(super) const RARELY: u64 = 10;
 
 impl<S: Store> Partition<S> {
     /// When a checkpoint that frees space is due.
@@ -22,7 +22,8 @@ impl<S: Store> Partition<S> {
         }
         // Messages that ended take little. The others take as much in the rows as in the journal.
         let apart = apart(shortage, memory::changed_bytes(usage) as u64)?;
-        Some(self.cut_at.plus(self.options.relief_ms.saturating_mul(apart)))
+        let at = self.cut_at.plus(self.options.relief_ms.saturating_mul(apart));
+        Some(at.max(self.unwritable_until(usage)))
     }
 }
 

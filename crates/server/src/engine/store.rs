@@ -143,6 +143,10 @@ impl Store for AnyStore {
         of_any!(self, store => store.checkpoint(checkpoint))
     }
 
+    fn abandon(&mut self) -> Result<bool, Error> {
+        of_any!(self, store => store.abandon())
+    }
+
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         of_any!(self, store => store.checkpointed())
     }

@@ -38,6 +38,8 @@ pub struct CheckpointJob {
     phase: Phase,
     /// Rows that were written.
     written: usize,
+    /// The disk was full at least once.
+    found_no_room: bool,
 }
 
 #[derive(Debug)]
@@ -63,7 +65,26 @@ impl CheckpointJob {
     pub(super) fn new(shared: Arc<Shared>, rows: RowSet, through: Sequence, at: u64) -> Self {
         let spare = std::mem::take(&mut shared.spare().slots);
         let phase = Phase::Gather(Buckets::new(spare));
-        Self { shared, rows, through, at, writer: None, phase, written: 0 }
+        let (writer, written, found_no_room) = (None, 0, false);
+        Self { shared, rows, through, at, writer, phase, written, found_no_room }
+    }
+
+    /// Removes what was written, if the disk was full, unless only the manifest is left to write.
+    /// Returns whether it did; then the job is to be dropped.
+    pub fn abandon(&mut self) -> Result<bool, Error> {
+        let is_over = matches!(self.phase, Phase::Commit(_) | Phase::Done | Phase::Failed(_));
+        if is_over || !self.found_no_room {
+            return Ok(false);
+        }
+        self.start_over()?;
+        self.shared.counters.progress.tell(0);
+        Ok(true)
+    }
+
+    fn start_over(&mut self) -> Result<(), Error> {
+        self.phase = Phase::Gather(Buckets::default());
+        self.written = 0;
+        self.writer.take().map_or(Ok(()), |writer| writer.abandon(&self.shared))
     }
 
     /// Does a bounded amount of work. [`Step::Waiting`] means that all is written and `durable` has
@@ -82,16 +103,11 @@ impl CheckpointJob {
             return error;
         }
         // Complete sections only need a new manifest, and that lets the journal shrink.
-        if !matches!(self.phase, Phase::Commit(_)) {
-            self.phase = Phase::Gather(Buckets::default());
-            self.written = 0;
-            if let Some(writer) = self.writer.take()
-                && let Err(failed) = writer.abandon(&self.shared)
-            {
-                return failed;
-            }
+        if matches!(self.phase, Phase::Commit(_)) {
+            return error;
         }
-        error
+        self.found_no_room = true;
+        self.start_over().err().unwrap_or(error)
     }
 
     /// About how much is done, in thousandths.

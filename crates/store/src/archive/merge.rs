@@ -128,7 +128,7 @@ impl Merge {
             Phase::Commit(sections) => {
                 commit(shared, &self.plan, sections)?;
                 if self.plan.input_bytes() > self.plan.bytes_max {
-                    shared.guessed(true);
+                    shared.guesses().was_right();
                 }
                 self.phase = Phase::Done;
                 return Ok(Step::Done);
@@ -197,7 +197,7 @@ fn write(plan: &Plan, writer: &mut RunWriter, shared: &Shared) -> Result<(), Err
     if writer.bytes() <= plan.bytes_max {
         return writer.flush(shared);
     }
-    shared.guessed(false);
+    shared.guesses().was_wrong(shared.next_run(), plan.bytes_max);
     let full = io::Error::from(io::ErrorKind::StorageFull);
     Err(Error::io("merge into", &shared.volume.describe(&run::name(writer.id)), full))
 }

@@ -57,8 +57,7 @@ type Row<'a> = &'a [Arc<Section>];
 
 /// Chooses what to do next. `may_guess`: an output may be assumed to be smaller than its inputs.
 pub(super) fn choose(view: &View, options: &Options, space: Space, may_guess: bool) -> Choice {
-    // The rest is for manifests and the journal.
-    let room = space.free_bytes - space.free_bytes / 8;
+    let room = room(space);
     let least = options.shrink_bytes_min;
     let shrink = || {
         shrinking(view, room, least, may_guess)
@@ -76,6 +75,11 @@ pub(super) fn choose(view: &View, options: &Options, space: Space, may_guess: bo
         Some(_) if space.is_short => Choice::NoRoom,
         Some(_) => shrink().map_or(Choice::NoRoom, Choice::Merge),
     }
+}
+
+/// The space for the output of a merge. The rest is for manifests and the journal.
+pub(super) fn room(space: Space) -> u64 {
+    space.free_bytes - space.free_bytes / 8
 }
 
 /// The merge that keeps the number of sections and the dead bytes small.

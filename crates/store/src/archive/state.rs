@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::bounds::GUESS_RUNS_MAX;
 use super::checkpoint::Spare;
+use super::guesses::Guesses;
 use super::manifest::{self, Manifest};
 use super::section::{Kind, Section};
 use super::{Finding, Head, Options};
@@ -145,9 +145,7 @@ pub(super) struct Shared {
     pub(super) merging: AtomicBool,
     /// Whether the last merge found the disk full.
     pub(super) merge_full: AtomicBool,
-    /// After a merge that turned out not to fit: the run from which the next guess is allowed, and
-    /// by how many runs it was postponed.
-    guesses: Mutex<(u64, u64)>,
+    guesses: Mutex<Guesses>,
     spare: Mutex<Spare>,
 }
 
@@ -205,20 +203,8 @@ impl Shared {
         self.view().sections().chain(&commit.dead).any(|section| section.run.id == id)
     }
 
-    /// Whether a merge may rely on its output being smaller than its inputs.
-    pub(super) fn may_guess(&self) -> bool {
-        self.next_run() >= self.lock_guesses().0
-    }
-
-    /// Records whether an output was as small as assumed. If not, the next guess is postponed,
-    /// twice as long each time.
-    pub(super) fn guessed(&self, is_right: bool) {
-        let mut guesses = self.lock_guesses();
-        let wait = if is_right { 0 } else { (2 * guesses.1).clamp(1, GUESS_RUNS_MAX) };
-        *guesses = (self.next_run() + wait, wait);
-    }
-
-    fn lock_guesses(&self) -> MutexGuard<'_, (u64, u64)> {
+    /// When merges may rely on their outputs being smaller than their inputs.
+    pub(super) fn guesses(&self) -> MutexGuard<'_, Guesses> {
         self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

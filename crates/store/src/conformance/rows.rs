@@ -59,6 +59,7 @@ fn a_checkpoint_waits_for_its_batches(harness: &mut dyn Harness) {
     owner.append_many(1);
     owner.checkpoint(0, |rows| rows.put_ordered(b"a", b"A"));
     harness.settle_without_sync();
+    assert!(!owner.store.abandon().expect("is well"), "there is room for it");
     let shown = owner.scan(b"", b"z").len();
     let durable = owner.store.durable().expect("is well");
     assert!(shown == 0 || durable == 4, "rows show before their batches are durable");
@@ -66,6 +67,7 @@ fn a_checkpoint_waits_for_its_batches(harness: &mut dyn Harness) {
     harness.settle();
     assert_eq!(owner.store.checkpointed().expect("is well"), 4);
     assert_eq!(owner.scan(b"", b"z").len(), 1);
+    assert!(!owner.store.abandon().expect("is well"), "there is none");
 }
 
 fn a_checkpoint_out_of_order_is_refused(harness: &mut dyn Harness) {

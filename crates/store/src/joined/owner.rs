@@ -89,6 +89,21 @@ impl<L: Log> Store for Joined<L> {
         Ok(())
     }
 
+    fn abandon(&mut self) -> Result<bool, Error> {
+        let shared = &self.shared;
+        shared.log.stop().check()?;
+        let mut job = lock(&shared.checkpoint);
+        let Some((begun, _)) = job.as_mut() else { return Ok(false) };
+        if !begun.abandon().map_err(|error| shared.fail(error))? {
+            return Ok(false);
+        }
+        *job = None;
+        shared.under_way.store(0, Ordering::Release);
+        // The next one that is begun tells whether there is room again.
+        shared.note_full(&shared.checkpoint_full, true);
+        Ok(true)
+    }
+
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
         self.shared.log.stop().check()?;
         Ok(self.shared.checkpointed.load(Ordering::Acquire))

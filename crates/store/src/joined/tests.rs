@@ -1,7 +1,7 @@
 //! A joined store whose log and whose volume are shared with other owners, as in a database.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use super::*;
 use crate::archive::{self, Head};
@@ -125,6 +125,8 @@ struct SharedVolume {
     files: OsVolume,
     events: Events,
     faults: Mutex<Vec<Fault>>,
+    /// No run can be written.
+    has_no_room: AtomicBool,
 }
 
 impl Volume for SharedVolume {
@@ -133,6 +135,9 @@ impl Volume for SharedVolume {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        if name.starts_with("run-") && self.has_no_room.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.files.create(name)
     }
 
@@ -205,6 +210,7 @@ impl Scene {
             files: OsVolume::create(directory.path()).unwrap(),
             events: Arc::clone(&events),
             faults: Mutex::default(),
+            has_no_room: AtomicBool::default(),
         });
         let options = archive::Options { reserve_bytes: 0, ..archive::Options::default() };
         Archive::open(volume.clone(), options).unwrap().commit_epoch(1).unwrap();
@@ -403,6 +409,39 @@ fn a_checkpoint_that_finds_no_room_is_told_of_and_goes_on_when_there_is_some() {
     let mut checkpointer = scene.store.checkpointer();
     while checkpointer.step().unwrap() {}
     assert_eq!(scene.store.checkpointed().unwrap(), 1);
+    assert_eq!(scene.store.room(), Room::Free);
+}
+
+#[test]
+fn a_checkpoint_is_given_up_only_if_it_found_no_room_and_is_not_complete() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    scene.append(epoch).unwrap();
+    assert!(!scene.store.abandon().unwrap(), "there is none");
+    scene.fail_manifest(Fault::Full);
+    scene.checkpoint(epoch).unwrap();
+    assert!(!scene.store.abandon().unwrap(), "only its manifest is left");
+    let mut checkpointer = scene.store.checkpointer();
+    while checkpointer.step().unwrap() {}
+    assert_eq!(scene.store.checkpointed().unwrap(), 1);
+}
+
+#[test]
+fn a_checkpoint_that_found_no_room_is_given_up_and_another_one_is_written() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    scene.append(epoch).unwrap();
+    scene.volume.has_no_room.store(true, Ordering::Relaxed);
+    scene.checkpoint(epoch).unwrap();
+    assert!(scene.store.room().is_low());
+    assert!(scene.store.abandon().unwrap());
+    assert!(!scene.store.abandon().unwrap(), "once");
+    assert!(scene.store.room().is_low(), "until the next one finds room");
+    assert!(scene.store.is_idle() && !scene.store.checkpointer().step().unwrap());
+    scene.append(epoch).unwrap();
+    scene.volume.has_no_room.store(false, Ordering::Relaxed);
+    scene.checkpoint(epoch).unwrap();
+    assert_eq!(scene.store.checkpointed().unwrap(), 2);
     assert_eq!(scene.store.room(), Room::Free);
 }
 

@@ -121,6 +121,27 @@ impl Generation {
         Some(record)
     }
 
+    /// Copies a record of another generation, with what is beside it. Returns its place here.
+    pub(super) fn take_over(&mut self, digest: &Digest, other: &Self, place: u32) -> u32 {
+        let bytes = other.arena.bytes(place);
+        let new = self.arena.append(digest, |out| out.extend_from_slice(bytes));
+        self.count += 1;
+        if let Some(result) = other.beside.results.get(&place) {
+            self.beside.result_bytes += result.len();
+            self.beside.results.insert(new, result.clone());
+        }
+        if let Some(duplicates) = other.beside.duplicates.get(&place) {
+            self.beside.duplicates.insert(new, *duplicates);
+        }
+        new
+    }
+
+    /// Deletes what another generation would have deleted.
+    pub(super) fn take_over_deletes(&mut self, other: &Self) {
+        other.point_deletes.iter().for_each(|point| self.point_deletes.push(*point));
+        other.row_deletes.iter().for_each(|row| self.row_deletes.push(*row));
+    }
+
     pub(super) fn count_duplicate(&mut self, place: u32, at: Time) {
         debug_assert!(!self.arena.bytes(place).is_empty(), "no record has no duplicates");
         let duplicates = Duplicates { count: 0, last: at };

@@ -41,7 +41,7 @@ impl Entry {
     }
 
     #[inline]
-    fn hash(self) -> u32 {
+    pub(super) fn hash(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
