@@ -176,7 +176,7 @@ impl Checks<'_> {
         let row = self
             .row(
                 "select count(distinct n.oid), count(c.oid),
-                   coalesce(bool_or(c.relname = 'cluster'), false), current_user,
+                   coalesce(bool_or(c.relname = 'cluster'), false), quote_ident(current_user),
                    has_database_privilege(current_database(), 'CREATE'),
                    coalesce(bool_or(has_schema_privilege(n.oid, 'USAGE')), false),
                    coalesce(bool_or(has_schema_privilege(n.oid, 'CREATE')), false)
@@ -309,7 +309,9 @@ impl Checks<'_> {
     ) -> Result<(), Refused> {
         let mut rows: String = (0..partitions).map(journal_table).collect();
         let mark = mark.hex();
-        rows.push_str(&format!("insert into hapax.document values ('import', 1, '\\x{mark}');"));
+        rows.push_str(&format!(
+            "insert into hapax.document values ('import', 1, decode('{mark}', 'hex'));"
+        ));
         self.create_tables(has_schema, &rows, None).await
     }
 
