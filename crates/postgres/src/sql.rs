@@ -196,8 +196,10 @@ pub(crate) const REMOVE: Sql = Sql {
 pub(crate) const REGISTER: Sql = Sql {
     text: "with fast as (select set_config('synchronous_commit', 'off', true))
            insert into hapax.node (id, name, address, release, feature, state)
-           select $1, $2, $3, $4, $5, 1 from fast on conflict do nothing returning feature",
-    types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4],
+           select $1, $2, $3, $4, $5, 1 from fast
+             where exists (select 1 from hapax.cluster where id = $6)
+           on conflict do nothing returning feature",
+    types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4, Type::UUID],
 };
 
 /// Also brings the database's clock, whether anything that is shared changed, and how far every
