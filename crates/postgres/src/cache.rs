@@ -352,6 +352,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_gone_takes_no_room_from_what_is_here() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::create(directory.path(), 0, "claim", 2_000);
+        let add = |number: u64| {
+            let run = Arc::new(Run::new(number, &[]));
+            (0..2).for_each(|piece| cache.add(&run, piece * 1_000, &[number as u8; 1_000]));
+            run
+        };
+        let read = |run: &Arc<Run>, fetch: &dyn Fn(u64) -> io::Result<Vec<u8>>| {
+            let mut bytes = [0; 2_000];
+            cache.read(run, &mut bytes, 0, fetch).map(|()| bytes)
+        };
+        let nothing = |_| Err(io::Error::other("it is here"));
+        cache.remove(&add(1));
+        let run = add(2);
+        assert_eq!(read(&run, &nothing).unwrap(), [2; 2_000], "a run was removed before");
+        // The disk changed both pieces, and takes nothing any more.
+        let path = cache.path(2).unwrap();
+        fs::write(&path, [0; 2_000]).unwrap();
+        run.write().file = fs::File::open(&path).ok();
+        assert_eq!(read(&run, &|_| Ok(vec![2; 1_000])).unwrap(), [2; 2_000]);
+        let run = add(3);
+        assert_eq!(read(&run, &nothing).unwrap(), [3; 2_000], "others were given up");
+    }
+
+    #[test]
     fn a_directory_that_was_deleted_is_made_again() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("cache");
