@@ -208,9 +208,7 @@ impl Cache {
     fn put(&self, run: u64, state: &mut Pieces, index: usize, bytes: &[u8]) -> bool {
         let Some(path) = self.path(run) else { return false };
         if state.file.is_none() {
-            let opened =
-                OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
-            state.file = opened.ok();
+            state.file = self.create_file(&path).ok();
         }
         let Pieces { places, file: Some(file), .. } = state else { return false };
         let Some(place) = places.get_mut(index) else { return false };
@@ -220,6 +218,19 @@ impl Cache {
             false => Box::default(),
         };
         place.is_here
+    }
+
+    /// Also after somebody deleted the directory under a living node.
+    fn create_file(&self, path: &Path) -> io::Result<fs::File> {
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create(true).truncate(true);
+        match (how.open(path), &self.directory) {
+            (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
+                hapax_store::create_private_directory(directory)?;
+                how.open(path)
+            }
+            (opened, _) => opened,
+        }
     }
 
     /// A piece is not here any more; others take its place in the queue.
@@ -338,6 +349,58 @@ mod tests {
         assert!((2..=4).contains(&first.len()), "two of four are kept: {first:?}");
         read(4);
         assert_eq!(fetched.take(), [] as [u64; 0], "the last is here");
+    }
+
+    #[test]
+    fn what_is_gone_takes_no_room_from_what_is_here() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::create(directory.path(), 0, "claim", 2_000);
+        let add = |number: u64| {
+            let run = Arc::new(Run::new(number, &[]));
+            (0..2).for_each(|piece| cache.add(&run, piece * 1_000, &[number as u8; 1_000]));
+            run
+        };
+        let read = |run: &Arc<Run>, fetch: &dyn Fn(u64) -> io::Result<Vec<u8>>| {
+            let mut bytes = [0; 2_000];
+            cache.read(run, &mut bytes, 0, fetch).map(|()| bytes)
+        };
+        let nothing = |_| Err(io::Error::other("it is here"));
+        cache.remove(&add(1));
+        let run = add(2);
+        assert_eq!(read(&run, &nothing).unwrap(), [2; 2_000], "a run was removed before");
+        // The disk changed both pieces, and takes nothing any more.
+        let path = cache.path(2).unwrap();
+        fs::write(&path, [0; 2_000]).unwrap();
+        run.write().file = fs::File::open(&path).ok();
+        assert_eq!(read(&run, &|_| Ok(vec![2; 1_000])).unwrap(), [2; 2_000]);
+        let run = add(3);
+        assert_eq!(read(&run, &nothing).unwrap(), [3; 2_000], "others were given up");
+    }
+
+    #[test]
+    fn a_directory_that_was_deleted_is_made_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("cache");
+        let cache = Cache::create(&directory, 0, "claim", 1 << 20);
+        let runs = [1, 2].map(|number| Arc::new(Run::new(number, &[])));
+        let reads = |run: &Arc<Run>| {
+            let mut bytes = [0; 100];
+            let nothing = |_| Err(io::Error::other("it is here"));
+            cache.read(run, &mut bytes, 200, nothing).map(|()| bytes[0])
+        };
+        cache.add(&runs[0], 0, &[7; 1_000]);
+        fs::remove_dir_all(&directory).unwrap();
+        cache.add(&runs[1], 0, &[8; 1_000]);
+        assert_eq!(runs.each_ref().map(|run| reads(run).unwrap()), [7, 8]);
+        // Where that fails pieces are fetched, and nothing else.
+        fs::remove_dir_all(&directory).unwrap();
+        fs::write(&directory, b"a file").unwrap();
+        let third = Arc::new(Run::new(3, &[]));
+        cache.add(&third, 0, &[9; 1_000]);
+        assert!(reads(&third).is_err());
+        let mut bytes = [0; 100];
+        cache.read(&third, &mut bytes, 200, |_| Ok(vec![9; 1_000])).unwrap();
+        assert_eq!(bytes, [9; 100]);
     }
 
     #[test]

@@ -104,8 +104,8 @@ pub enum Call {
     /// least that version, which does not name the run: a database that was set back may have an
     /// earlier one, which does. [`Answer::Changed`].
     Remove { owner: Owner, run: u64, version: u64 },
-    /// Enters a node: [`Answer::Changed`].
-    Register { id: Uuid, node: Node },
+    /// Enters a node, if the database is that of this cluster: [`Answer::Changed`].
+    Register { cluster: Uuid, id: Uuid, node: Node },
     /// Counts a node's row up. In the same statement, so that its commit proves what it saw: how
     /// far all partitions are, and the batches with the numbers that were `known` of them.
     /// [`Answer::Heartbeat`].

@@ -242,7 +242,10 @@ impl Suite<'_> {
     fn nodes(&mut self) {
         let (id, text) = (self.id(), |text: &str| text.to_owned());
         let node = Node { name: text("n"), address: text("a:1"), release: text("0"), feature: 1 };
-        assert_eq!(self.changed(Call::Register { id, node }), 1);
+        let (cluster, other) = (self.end(0).2, self.id());
+        let register = |cluster| Call::Register { cluster, id, node: node.clone() };
+        assert_eq!(self.changed(register(other)), 0, "it is a node of another cluster");
+        assert_eq!(self.changed(register(cluster)), 1);
         let state = NodeState::Serving;
         let (_, last, _) = self.end(1);
         let known = vec![(1, last.sequence), (3, last.sequence + 1_000)];

@@ -312,9 +312,10 @@ impl Connection {
 
     async fn call_shared(&mut self, call: &Call) -> Result<Answer, Failure> {
         match call {
-            Call::Register { id, node } => {
+            Call::Register { cluster, id, node } => {
                 let Node { name, address, release, feature } = node;
-                self.changed(&sql::REGISTER, &[id, name, address, release, feature]).await
+                let columns: Parameters<'_> = &[id, name, address, release, feature, cluster];
+                self.changed(&sql::REGISTER, columns).await
             }
             Call::Heartbeat { id, state, told_ms, known } => {
                 let (state, told) = (*state as i16, told_ms.cast_signed());

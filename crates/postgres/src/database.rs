@@ -20,7 +20,7 @@ use crate::appender::Appender;
 use crate::call::{Answer, Backend, Call, unexpected};
 use crate::connection::Connection;
 use crate::drive::{Driver, execute, execute_on};
-use crate::error::{Failure, Refused};
+use crate::error::{Failure, Refused, Warning};
 use crate::lane::{Lane, OnAppend};
 use crate::patience::{Patience, Pulse};
 use crate::schema;
@@ -86,6 +86,7 @@ pub struct Database(Arc<Inner>);
 struct Inner {
     settings: Settings,
     shared: Shared,
+    warning: Option<Warning>,
     lanes: Vec<Arc<Lane>>,
     pool: Arc<Pool>,
     /// Of the members alone, so that no full pool keeps a heartbeat waiting.
@@ -100,21 +101,20 @@ impl Database {
     /// given, and refused otherwise. Blocks.
     pub fn connect(settings: Settings, create: Option<&Create>) -> Result<Self, Refused> {
         let (asked, create) = (settings.clone(), create.cloned());
-        let checking = async move { Ok((schema::check(&asked, create.as_ref()).await?, ())) };
-        Self::checked(settings, checking).map(|(database, ())| database)
+        Self::checked(settings, async move { schema::check(&asked, create.as_ref()).await })
     }
 
     /// Connects to read what nodes do. Settings with which the database would lose what it
-    /// confirms, and which no node accepts, are returned beside it. Blocks.
-    pub fn look(settings: Settings) -> Result<(Self, Option<Refused>), Refused> {
+    /// confirms, and which no node accepts, are its [`Self::warning`]. Blocks.
+    pub fn look(settings: Settings) -> Result<Self, Refused> {
         let asked = settings.clone();
         Self::checked(settings, async move { schema::look(&asked).await })
     }
 
-    fn checked<T: Send + 'static>(
+    fn checked(
         settings: Settings,
-        checking: impl Future<Output = Result<(Shared, T), Refused>> + Send + 'static,
-    ) -> Result<(Self, T), Refused> {
+        checking: impl Future<Output = Result<(Shared, Option<Warning>), Refused>> + Send + 'static,
+    ) -> Result<Self, Refused> {
         let unreachable =
             |why: String| Refused::Unreachable { database: settings.shown().to_owned(), why };
         let runtime = Builder::new_multi_thread()
@@ -123,7 +123,7 @@ impl Database {
             .enable_all()
             .build()
             .map_err(|error| unreachable(error.to_string()))?;
-        let (shared, beside) = match wait(&runtime, checking) {
+        let (shared, warning) = match wait(&runtime, checking) {
             Some(checked) => checked?,
             None => return Err(unreachable("its thread ended".to_owned())),
         };
@@ -147,8 +147,14 @@ impl Database {
         let pool = Arc::new(Pool::new(settings.clone(), POOL, pulse.clone(), POOL_LATE));
         let members = Arc::new(Apart::new(settings.clone().of_heartbeats(), MEMBERS_LATE));
         let runtime = Some(runtime);
-        let inner = Inner { settings, shared, lanes, pool, members, pulse, on_append, runtime };
-        Ok((Self(Arc::new(inner)), beside))
+        let inner =
+            Inner { settings, shared, warning, lanes, pool, members, pulse, on_append, runtime };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// What an operator should know of the database, as it was when this was connected.
+    pub fn warning(&self) -> Option<&Warning> {
+        self.0.warning.as_ref()
     }
 
     pub fn shared(&self) -> &Shared {

@@ -5,6 +5,20 @@
 #[error("the store's URL is not usable: {0}")]
 pub struct BadUrl(pub(crate) String);
 
+/// What an operator should know of a database, although it can be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
+    /// No node uses it as it is set.
+    #[error(transparent)]
+    Unsafe(Refused),
+    #[error(
+        "the standbys of {database} replicate asynchronously: if one of them takes over, what was \
+         acknowledged last may be lost with the primary. Set synchronous_standby_names"
+    )]
+    Asynchronous { database: String },
+}
+
 /// Why a database is not used. Nothing was changed in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

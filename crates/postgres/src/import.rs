@@ -341,7 +341,8 @@ impl Mark {
         let schema = if self.creates_schema { "drop schema hapax;" } else { "" };
         format!(
             "do $$ begin
-               perform 1 from hapax.document where name = 'import' and bytes = '\\x{}' for update;
+               perform 1 from hapax.document
+                 where name = 'import' and bytes = decode('{}', 'hex') for update;
                if found then drop table {}; {schema} end if;
              end $$",
             self.hex(),

@@ -53,7 +53,7 @@ mod witness;
 pub use claim::{Claimed, Claiming, Ground};
 #[cfg(feature = "connection")]
 pub use database::{Create, Database, Secret, Shared};
-pub use error::{BadUrl, Failure, Refused};
+pub use error::{BadUrl, Failure, Refused, Warning};
 pub use lane::{Lane, OnAppend, Pass};
 pub use log::PostgresLog;
 #[cfg(feature = "connection")]

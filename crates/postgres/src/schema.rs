@@ -5,7 +5,7 @@ use uuid::Uuid;
 use crate::call::chain;
 use crate::connection::{Connection, Parameters};
 use crate::database::{Create, Secret, Shared, draw};
-use crate::error::{Failure, Refused};
+use crate::error::{Failure, Refused, Warning};
 use crate::import::Mark;
 use crate::settings::Settings;
 use crate::sql;
@@ -19,15 +19,29 @@ const TABLES: &str = include_str!("schema.sql");
 pub(crate) const NAMES: [&str; 7] =
     ["cluster", "node", "partition", "journal", "manifest", "chunk", "document"];
 
+/// A standby says how far it has replayed, and belongs to no database. What receives the log to
+/// keep it, and subscribers of logical replication, never take over. A role that may not see the
+/// state of others' sessions sees their names.
+const ASYNCHRONOUS: &str = "
+    select btrim(current_setting('synchronous_standby_names')) = '' and exists (
+      select from pg_stat_replication r join pg_stat_activity a using (pid)
+      where a.datid is null and case
+        when r.state is null
+          then coalesce(r.application_name, '') not in ('pg_basebackup', 'pg_receivewal')
+        else r.replay_lsn is not null end)";
+
 /// Connects, checks, and creates the tables if there are none and that is wanted.
-pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Result<Shared, Refused> {
+pub(crate) async fn check(
+    settings: &Settings,
+    create: Option<&Create>,
+) -> Result<(Shared, Option<Warning>), Refused> {
     let connection = open(settings).await?;
     let checks = Checks { connection: &connection, database: settings.shown().to_owned() };
     checks.server().await?;
     // Twice: another node may create it at the same time.
     for _ in 0..2 {
         match (checks.tables().await?, create) {
-            (Found::Broker, _) => return checks.shared().await,
+            (Found::Broker, _) => break,
             (Found::Nothing { .. }, None) => {
                 return Err(Refused::Empty { database: checks.database });
             }
@@ -36,16 +50,16 @@ pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Resul
             }
         }
     }
-    checks.shared().await
+    Ok((checks.shared().await?, checks.standbys().await))
 }
 
-/// Connects and checks to look on: settings that would lose data are returned beside.
-pub(crate) async fn look(settings: &Settings) -> Result<(Shared, Option<Refused>), Refused> {
+/// Connects and checks to look on: settings that would lose data are a warning.
+pub(crate) async fn look(settings: &Settings) -> Result<(Shared, Option<Warning>), Refused> {
     let connection = open(settings).await?;
     let checks = Checks { connection: &connection, database: settings.shown().to_owned() };
     let warning = match checks.server().await {
-        Ok(()) => None,
-        Err(refused @ Refused::Unsafe { .. }) => Some(refused),
+        Ok(()) => checks.standbys().await,
+        Err(refused @ Refused::Unsafe { .. }) => Some(Warning::Unsafe(refused)),
         Err(refused) => return Err(refused),
     };
     match checks.tables().await? {
@@ -149,12 +163,20 @@ impl Checks<'_> {
         Ok(())
     }
 
+    /// Whether there are standbys, and all of them replicate asynchronously. Only a look: where the
+    /// server does not show its standbys there is nothing to warn of.
+    async fn standbys(&self) -> Option<Warning> {
+        let row = self.row(ASYNCHRONOUS).await.ok()?;
+        let is_asynchronous = row.first().is_some_and(|column| column == "t");
+        is_asynchronous.then(|| Warning::Asynchronous { database: self.database.clone() })
+    }
+
     /// What the schema holds, and whether it may be used.
     pub(crate) async fn tables(&self) -> Result<Found, Refused> {
         let row = self
             .row(
                 "select count(distinct n.oid), count(c.oid),
-                   coalesce(bool_or(c.relname = 'cluster'), false), current_user,
+                   coalesce(bool_or(c.relname = 'cluster'), false), quote_ident(current_user),
                    has_database_privilege(current_database(), 'CREATE'),
                    coalesce(bool_or(has_schema_privilege(n.oid, 'USAGE')), false),
                    coalesce(bool_or(has_schema_privilege(n.oid, 'CREATE')), false)
@@ -287,7 +309,9 @@ impl Checks<'_> {
     ) -> Result<(), Refused> {
         let mut rows: String = (0..partitions).map(journal_table).collect();
         let mark = mark.hex();
-        rows.push_str(&format!("insert into hapax.document values ('import', 1, '\\x{mark}');"));
+        rows.push_str(&format!(
+            "insert into hapax.document values ('import', 1, decode('{mark}', 'hex'));"
+        ));
         self.create_tables(has_schema, &rows, None).await
     }
 

@@ -68,6 +68,11 @@ impl Settings {
         let (connections, failed) = (Arc::default(), Arc::default());
         let mut hosts: Vec<Config> =
             each_host(&own.rest).iter().map(|url| self::config(url)).collect::<Result<_, _>>()?;
+        let is_list = |host: &Host| matches!(host, Host::Tcp(name) if name.contains(','));
+        if hosts.len() != config.get_hosts().len() || config.get_hosts().iter().any(is_list) {
+            let why = "several hosts are named before the database: postgres://user@one,two/name";
+            return Err(bad(why.to_owned()));
+        }
         hosts.iter_mut().for_each(|host| prepare(host, own.mode));
         let (pooled, preferred) = (own.pooled, Arc::default());
         Ok(Self { hosts, preferred, pooled, tls, connections, failed, shown })
@@ -262,6 +267,7 @@ fn shown(config: &Config) -> String {
     let ports = config.get_ports();
     let port = |at: usize| ports.get(at).or_else(|| ports.first()).copied().unwrap_or(5432);
     let hosts = config.get_hosts().iter().enumerate().map(|(at, host)| match host {
+        Host::Tcp(name) if name.contains(':') => format!("[{name}]:{}", port(at)),
         Host::Tcp(name) => format!("{name}:{}", port(at)),
         #[cfg(unix)]
         Host::Unix(path) => path.display().to_string(),
@@ -293,6 +299,24 @@ mod tests {
             ["postgres://hapax:s3%40cret@127.0.0.1/it", "postgres://me@one/it?application_name=a@b"]
         {
             assert!(Settings::parse(url).is_ok(), "{url}");
+        }
+    }
+
+    /// A list among the parameters would be one host after the other, and a silent one in the way.
+    #[test]
+    fn several_hosts_are_named_before_the_database() {
+        for url in ["postgres://me@/it?host=one,two", "postgres://me@one/it?host=two"] {
+            let told = Settings::parse(url).unwrap_err().to_string();
+            assert!(told.contains("postgres://user@one,two/name"), "{url}: {told}");
+        }
+        for (url, shown) in [
+            ("postgres://me@/it?host=one&port=7", "postgres://one:7/it"),
+            ("postgres://me@one/it?hostaddr=127.0.0.1", "postgres://one:5432/it"),
+            ("postgres://me@[::1]:7,two/it", "postgres://[::1]:7,two:5432/it"),
+            ("postgres://me@%2Frun%2Fit/it", "postgres:///run/it/it"),
+        ] {
+            let settings = Settings::parse(url).unwrap();
+            assert_eq!(settings.shown(), shown);
         }
     }
 

@@ -2,7 +2,8 @@
 //! its locks, and every successor out. A statement that arrived whole runs to its end without its
 //! client. Isolation is READ COMMITTED.
 //!
-//! `safe` makes the commit synchronous whatever somebody left behind in a pooled session.
+//! `safe` makes the commit synchronous, and lets the server warn of a wait for the standby that was
+//! cancelled, whatever somebody left behind in a pooled session or set for the role.
 
 use tokio_postgres::types::Type;
 
@@ -17,7 +18,8 @@ macro_rules! safe {
     () => {
         "with safe as (select set_config('synchronous_commit',
            case current_setting('synchronous_commit')
-             when 'remote_apply' then 'remote_apply' else 'on' end, true)) "
+             when 'remote_apply' then 'remote_apply' else 'on' end, true),
+           set_config('client_min_messages', 'warning', true) as warns) "
     };
 }
 
@@ -194,8 +196,10 @@ pub(crate) const REMOVE: Sql = Sql {
 pub(crate) const REGISTER: Sql = Sql {
     text: "with fast as (select set_config('synchronous_commit', 'off', true))
            insert into hapax.node (id, name, address, release, feature, state)
-           select $1, $2, $3, $4, $5, 1 from fast on conflict do nothing returning feature",
-    types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4],
+           select $1, $2, $3, $4, $5, 1 from fast
+             where exists (select 1 from hapax.cluster where id = $6)
+           on conflict do nothing returning feature",
+    types: &[Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT4, Type::UUID],
 };
 
 /// Also brings the database's clock, whether anything that is shared changed, and how far every
@@ -296,7 +300,8 @@ macro_rules! of_import {
     () => {
         "with safe as (select set_config('synchronous_commit',
            case current_setting('synchronous_commit')
-             when 'remote_apply' then 'remote_apply' else 'on' end, true)),
+             when 'remote_apply' then 'remote_apply' else 'on' end, true),
+           set_config('client_min_messages', 'warning', true) as warns),
          mine as (update hapax.document set version = version + 1
            where name = 'import' and bytes = $1 returning 1)"
     };

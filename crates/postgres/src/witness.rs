@@ -18,6 +18,7 @@
 
 use std::fmt::Debug;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +45,15 @@ impl Note for PathBuf {
 
     fn write(&self, text: &str) -> bool {
         let temporary = self.with_extension("tmp");
-        fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, self)).is_ok()
+        let write = || fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, self));
+        // Somebody may clean up under a living node.
+        let made = |error: io::Error| match (error.kind(), self.parent()) {
+            (io::ErrorKind::NotFound, Some(parent)) => {
+                hapax_store::create_private_directory(parent)
+            }
+            _ => Err(error),
+        };
+        write().or_else(|error| made(error).and_then(|()| write())).is_ok()
     }
 }
 
@@ -274,6 +283,17 @@ mod tests {
         assert!(lost(8, end(8, 101, 5), Some(end(6, 100, 1))).is_none());
         assert!(lost(8, end(8, 102, 6), None).is_none(), "it was truncated");
         assert_eq!(all.known(), [(0, end(8, 102, 6))]);
+    }
+
+    #[test]
+    fn a_directory_that_was_deleted_under_a_living_node_is_made_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let (directory, lineage) = (parent.path().join("cache/one"), Uuid::from_u128(2));
+        let all = witnesses(&directory);
+        fs::remove_dir_all(parent.path().join("cache")).unwrap();
+        assert!(all.note(&[], &heartbeat(7, end(6, 100, 1), None, lineage)).is_none());
+        all.write();
+        assert_eq!(witnesses(&directory).known(), [(0, end(7, 100, 1))]);
     }
 
     /// A crash of the machine may leave a part of it, or zeroes: it is not synced.

@@ -90,9 +90,20 @@ fn a_reply_lost_at_any_statement_changes_nothing() {
 
 #[test]
 fn a_row_that_the_standby_may_not_have_is_not_durable() {
+    check_cancelled_wait("notice");
+}
+
+/// What the database, the role or whoever had a pooled session before has set.
+#[test]
+fn nor_where_the_server_was_told_to_keep_its_warnings_to_itself() {
+    check_cancelled_wait("error");
+}
+
+fn check_cancelled_wait(messages: &str) {
     let Some(primary) = PostgresServer::start(&[]) else { return };
     let mut standby = primary.standby("s1", &[]);
     let url = primary.database("it");
+    primary.sql("it", &format!("alter database it set client_min_messages = {messages}"));
     let database = support::connect(&url, 1);
     let cache = tempfile::tempdir().unwrap();
     let (mut store, claim) = support::claimed(&database, 0, cache.path());
@@ -103,7 +114,10 @@ fn a_row_that_the_standby_may_not_have_is_not_durable() {
     append(&mut store, claim.epoch, 2);
     let waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'";
     for _ in 0..3 {
-        until("the wait for the standby", || primary.sql("it", waiting).trim() != "0");
+        until("the wait for the standby", || {
+            assert_eq!(store.durable().unwrap(), 1, "what is visible need not be replicated");
+            primary.sql("it", waiting).trim() != "0"
+        });
         // What a person does to a statement that hangs: it is reported as done, with a warning.
         let cancel = "select pg_cancel_backend(pid) from pg_stat_activity
                       where wait_event = 'SyncRep'";

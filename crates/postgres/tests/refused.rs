@@ -218,13 +218,14 @@ fn schemas_that_are_not_whole_are_left_as_they_are() {
 #[test]
 fn the_remedies_for_missing_rights_are_enough() {
     let Some(server) = support::server() else { return };
-    server.sql("postgres", "create role modest login");
+    // Its name has to be quoted.
+    server.sql("postgres", "create role \"modest-One\" login");
     for is_there in [false, true] {
         let (url, name) = support::empty(&server);
         if is_there {
             drop(support::connect(&url, 4));
         }
-        let as_modest = url.replace("postgres@", "modest@");
+        let as_modest = url.replace("postgres@", "modest-One@");
         let mut remedies = Vec::new();
         let database = loop {
             let settings = Settings::parse(&as_modest).unwrap();
@@ -239,6 +240,33 @@ fn the_remedies_for_missing_rights_are_enough() {
         };
         assert!(!remedies.is_empty());
         hapax_postgres::conformance::run(&database);
+    }
+}
+
+/// What a database sets for its sessions changes neither the statements nor what they mean.
+#[test]
+fn what_is_set_for_a_database_changes_nothing() {
+    let Some(server) = support::server() else { return };
+    for set in [
+        "standard_conforming_strings = off",
+        "backslash_quote = on",
+        "bytea_output = escape",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_isolation = 'repeatable read'",
+        "search_path = nowhere",
+        "lc_messages = 'C'",
+        "quote_all_identifiers = on",
+        "client_encoding = 'LATIN1'",
+    ] {
+        let (url, name) = support::empty(&server);
+        server.sql("postgres", &format!("alter database {name} set {set}"));
+        let settings = || Settings::parse(&url).unwrap();
+        let begin = || Import::begin(settings(), support::create(4), "it's \\ here");
+        let import = begin().unwrap_or_else(|refused| panic!("{set}: {refused}"));
+        import.document("tokens", b"\\x41'").unwrap_or_else(|error| panic!("{set}: {error}"));
+        assert!(matches!(refused(&url), Refused::Importing { .. }), "{set}");
+        import.abandon().unwrap_or_else(|failure| panic!("{set}: {failure}"));
+        hapax_postgres::conformance::run(&support::connect(&url, 4));
     }
 }
 

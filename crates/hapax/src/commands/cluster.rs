@@ -97,7 +97,8 @@ fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
         });
         let partitions: Vec<_> = partitions.collect();
         let shape = json!({
-            "database": status.database, "nodes": nodes, "partitions": partitions,
+            "database": status.database, "warning": status.warning, "nodes": nodes,
+            "partitions": partitions,
         });
         screen.json(&shape)?;
         return Ok(Exit::Ok);

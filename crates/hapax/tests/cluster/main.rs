@@ -6,6 +6,7 @@ extern crate hapax_testing;
 
 mod clocks;
 mod database;
+mod elsewhere;
 mod imports;
 mod network;
 mod pooler;

@@ -124,6 +124,26 @@ fn h5_a_spare_that_never_served_notices_a_backup_that_was_restored() {
     assert_eq!(cluster.owners(), owners, "nothing was claimed");
 }
 
+/// It never stopped in order: what it knows is what it wrote down while it lived.
+#[test]
+fn h5_a_spare_that_was_killed_before_notices_a_backup_that_was_restored() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    let (mut first, mut second) = cluster.two();
+    let load = load(&[&first, &second]);
+    load.gets_on(10);
+    cluster.server.back_up();
+    load.gets_on(20);
+    // How far the partitions are is written once a second at most.
+    cluster.has_beaten("b", 8);
+    first.kill();
+    second.kill();
+    drop(load);
+    cluster.server.restore();
+    let owners = cluster.owners();
+    the_spare_halts(&second.setup.start());
+    assert_eq!(cluster.owners(), owners, "nothing was claimed");
+}
+
 #[test]
 fn h5_a_spare_that_never_served_notices_a_standby_that_lagged() {
     let Some(mut cluster) = Cluster::start() else { return };

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hapax_testing::{PostgresServer, until, within};
+use hapax_testing::{PostgresServer, printed, until, within};
 
-use crate::{Cluster, ends_whole, fence, is_serving, load, names, serves};
+use crate::{Cluster, ends_whole, fence, hapax, is_serving, load, names, serves};
 
 /// How long nodes may take after the database is back, on a machine that is busy.
 pub(crate) const BACK_WITHIN: Duration = Duration::from_secs(30);
@@ -111,4 +111,29 @@ fn a10_a_primary_that_stands_still_is_left_for_its_promoted_standby() {
     load.gets_on(20);
     ends_whole(load, &[&first, &second]);
     cluster.server.resume();
+}
+
+#[test]
+fn standbys_that_are_asynchronous_are_told_at_the_start_and_by_the_status() {
+    let Some(cluster) = Cluster::start() else { return };
+    let _standby = cluster.server.standby("s1", &[]);
+    let follows = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn IS NOT NULL";
+    until("the standby", || cluster.server.sql("queues", follows).trim() == "1");
+    let status = || {
+        let mut asked = hapax(&["cluster", "status", "-o", "json"]);
+        printed(&asked.env("HAPAX_STORE", &cluster.url).output().unwrap())
+    };
+    let first = cluster.setup("a").start();
+    serves(&first);
+    assert!(first.setup.log().contains("replicate asynchronously"), "{}", first.setup.log());
+    let warned = status();
+    assert!(warned.contains("Set synchronous_standby_names"), "{warned}");
+    assert!(warned.contains("\"warning\": \"the standbys of"), "{warned}");
+    cluster.server.set("synchronous_standby_names", "s1");
+    until("the standby", || is_synchronous(&cluster));
+    let second = cluster.setup("b").start();
+    names(&second, &first);
+    assert!(!second.setup.log().contains("asynchronously"), "{}", second.setup.log());
+    let warned = status();
+    assert!(!warned.contains("asynchronously"), "{warned}");
 }

@@ -19,12 +19,19 @@ pub struct Members {
 }
 
 impl Members {
-    /// Enters a row under an id that is drawn anew. Blocks, as all of this.
+    /// Enters a row under an id that is drawn anew. Refused if another broker's database is under
+    /// the address meanwhile: a node that is in nobody's cluster is in nobody's way. Blocks, as all
+    /// of this.
     pub fn register(database: &Database, node: &Node, within: Duration) -> Result<Self, Failure> {
         let id = draw().map_err(Failure::Refused)?;
         let members = Self { database: database.clone(), id };
-        members.changed(Call::Register { id, node: node.clone() }, within)?;
-        Ok(members)
+        let cluster = database.shared().cluster;
+        match members.changed(Call::Register { cluster, id, node: node.clone() }, within)? {
+            0 => Err(Failure::Refused(
+                "it is the database of another broker than the one this node started with".into(),
+            )),
+            _ => Ok(members),
+        }
     }
 
     /// The id of this start.

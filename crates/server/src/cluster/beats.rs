@@ -148,6 +148,7 @@ impl Beater {
             let members = Members::register(&self.database, &self.node, WITHIN)?;
             let id = members.id();
             self.members = Some(members);
+            tracing::warn!("this node's row was gone from the database; it has another id now");
             return Ok(Report::Registered(id));
         };
         let state = match self.state.load(Ordering::Relaxed) {
@@ -158,7 +159,6 @@ impl Beater {
         };
         let (told_ms, known) = (self.clock.told_ms(Instant::now()), self.witnesses.known());
         let Some(heartbeat) = members.heartbeat(state, told_ms, &known, WITHIN)? else {
-            tracing::warn!("this node's row was deleted while it was away; it takes another id");
             self.members = None;
             return self.beat(begun);
         };

@@ -69,6 +69,9 @@ impl Node {
             Ok::<_, Error>(Database::connect(settings, Some(&creation(partitions)?))?)
         });
         let database = connected.await??;
+        if let Some(warning) = database.warning() {
+            tracing::warn!("{warning}");
+        }
         let (auth, tokens) = broker::shared_auth(options, &database).await?;
         let (data, directory) = (options.data.clone(), cache.clone());
         let joined = tokio::task::spawn_blocking(move || {

@@ -19,7 +19,7 @@ const WATCH: Duration = Duration::from_millis(1_500);
 pub struct Status {
     /// Host and name of the database that answered.
     pub database: String,
-    /// Why nodes do not use it as it is set.
+    /// Why nodes do not use it as it is set, or what may be lost with it.
     pub warning: Option<String>,
     /// Each node, and whether it beat while it was watched.
     pub nodes: Vec<(NodeRow, bool)>,
@@ -28,8 +28,8 @@ pub struct Status {
 
 /// Reads the nodes, watches them for a moment, and reads them again. Blocks.
 pub fn status(store: &StoreUrl) -> Result<Status, Error> {
-    let (database, warning) = Database::look(store.settings()?)?;
-    let warning = warning.map(|refused| refused.to_string());
+    let database = Database::look(store.settings()?)?;
+    let warning = database.warning().map(ToString::to_string);
     let before = read(&database)?;
     std::thread::sleep(WATCH);
     let after = read(&database)?;

@@ -71,14 +71,17 @@ impl Cluster {
     }
 
     fn registration(&self, at: usize, id: Uuid) -> Call {
-        let name = self.machines.get(at).map_or(0, |machine| machine.name);
+        let machine = self.machines.get(at);
+        let name = machine.map_or(0, |machine| machine.name);
+        let process = machine.and_then(|machine| machine.process.as_ref());
+        let cluster = process.map_or(Uuid::nil(), |process| process.cluster);
         let node = Node {
             name: format!("node-{name}"),
             address: format!("http://node-{name}"),
             release: "0".to_owned(),
             feature: 1,
         };
-        Call::Register { id, node }
+        Call::Register { cluster, id, node }
     }
 
     fn ask_member(&mut self, at: usize, doing: Doing, call: Call) {

@@ -262,7 +262,8 @@ impl Tables {
 
     fn execute_shared(&mut self, call: &Call, clock_ms: u64) -> Answer {
         match call {
-            Call::Register { id, node } => {
+            Call::Register { cluster, .. } if *cluster != self.cluster => Answer::Changed(0),
+            Call::Register { id, node, .. } => {
                 let row = NodeRow {
                     id: *id,
                     name: node.name.clone(),
