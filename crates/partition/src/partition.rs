@@ -352,7 +352,9 @@ impl<S: Store> Partition<S> {
         if self.machine.is_copying() {
             return Some(self.machine.now()); // Every batch copies more for the checkpoint.
         }
-        self.machine.next_deadline().into_iter().chain(self.relief_at(&self.machine.usage())).min()
+        let usage = self.machine.usage();
+        let checkpoints = [self.relief_at(&usage), self.expired_at(&usage)];
+        self.machine.next_deadline().into_iter().chain(checkpoints.into_iter().flatten()).min()
     }
 
     /// The earliest possible time of the next batch.

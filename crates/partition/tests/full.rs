@@ -150,3 +150,29 @@ fn k5_a_checkpoint_that_waits_for_space_in_a_full_memory_keeps_nobody_from_settl
         ended += world.finish(20);
     }
 }
+
+#[test]
+fn k7_an_idle_partition_drops_expired_keys_from_the_disk() {
+    let mut world = World::open(Options::default().memory_bytes);
+    let config = Config { retention_ms: Some(1_000), retry_horizon_ms: 500, ..Config::default() };
+    let configure = Configure { queue: queue(), config, if_version: None };
+    world.call(vec![Command::Configure(Box::new(configure)), send("key")]);
+    world.finish(1);
+    let checkpoint = |world: &mut World| {
+        world.store.settle().unwrap();
+        answers(&mut world.partition);
+        world.store.another().checkpointed().unwrap()
+    };
+    world.partition.checkpoint().unwrap();
+    let through = checkpoint(&mut world);
+    assert!(through > 0);
+    // As the writer does: whatever is due is submitted, and nothing else.
+    let mut batches = 0;
+    while let Some(due) = world.partition.next_deadline().filter(|due| due.0 < START + 120_000) {
+        world.partition.submit(Stamp { at: due, random: 7 }, Vec::new()).unwrap();
+        checkpoint(&mut world);
+        batches += 1;
+        assert!(batches < 100, "something is due again and again");
+    }
+    assert!(checkpoint(&mut world) > through, "a minute later");
+}

@@ -262,3 +262,29 @@ fn the_head_of_a_queue_that_is_purged_is_not_read() {
     world.wait(1);
     assert!(read(&world).is_empty());
 }
+
+#[test]
+fn l3_the_results_and_emits_of_a_checkpoint_that_was_given_up_are_in_the_next_one() {
+    let mut world = World::new();
+    world.run(configure(0));
+    world.run(send(0, 1, 0));
+    let Outcome::Received(taken) = world.run(receive(0, 1)) else { panic!("it is delivered") };
+    let result = Blob { content_type: None, body: vec![b'r'; 10_000].into() };
+    let content = Content::builder("next").build(b"body").unwrap();
+    let emits = vec![Emit::new(name(0), "next", content)];
+    let verb = Verb::Done { result: Some(result.clone()), emits };
+    let settled = world.run(Command::Settle(Settle { lease: taken[0].lease, verb }));
+    assert!(matches!(settled, Outcome::Settled(Settled::Ok { .. })), "{settled:?}");
+    world.begin_checkpoint();
+    world.cancel_checkpoint();
+    let has_all = |world: &mut World| {
+        let answer = world.run(send(0, 1, 0));
+        let Outcome::Sent(Answer::Done(told)) = &answer else { panic!("{answer:?}") };
+        assert_eq!(told.result.as_ref(), Some(&result));
+        assert_eq!(world.machine.relays().count(), 1);
+    };
+    has_all(&mut world);
+    world.checkpoint();
+    world.crash();
+    has_all(&mut world);
+}

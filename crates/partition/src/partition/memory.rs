@@ -4,7 +4,7 @@
 //! A quarter is for records that wait for a checkpoint, a quarter for those being written, a
 //! quarter for the heads of queues, and a quarter for messages that arrived since.
 
-use hapax_core::Usage;
+use hapax_core::{Time, Usage};
 use hapax_store::Store;
 
 use super::{Options, Partition};
@@ -58,9 +58,16 @@ impl<S: Store> Partition<S> {
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
             || self.journal_decisions > self.options.journal_decisions
-            || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
+            || self.expired_at(&usage).is_some_and(|at| at <= self.machine.now())
             || self.relief_at(&usage).is_some_and(|at| at <= self.machine.now())
             || is_crowded && self.journal_bytes.max(changed_bytes / 4) > self.heads_max() / 8
+    }
+
+    /// When a checkpoint that drops expired keys is due, if there are any.
+    pub(super) fn expired_at(&self, usage: &Usage) -> Option<Time> {
+        let is_wanted = usage.keys_expired && self.cutting.is_none();
+        let at = self.cut_at.plus(EXPIRED_MS).max(self.unwritable_until(usage));
+        is_wanted.then_some(at)
     }
 
     /// Whether memory is full while a checkpoint is in progress. What it writes counts: after a
