@@ -215,7 +215,7 @@ fn in_small_steps() -> World {
 fn l5_what_a_redrive_that_is_ahead_reads_is_not_passed_over_by_one_behind() {
     const EACH: u64 = 20;
     let mut world = in_small_steps();
-    let group = |place: u64| if place % 2 == 0 { "even" } else { "odd" };
+    let group = |place: u64| if place.is_multiple_of(2) { "even" } else { "odd" };
     for place in 0..2 * EACH {
         let key = format!("k{place}");
         let content = Content::builder(&key).group(Some(group(place))).build(b"body").unwrap();
