@@ -17,8 +17,8 @@ pub(super) struct Made {
     journal_decisions: usize,
 }
 
-/// A checkpoint of about so many bytes that found no space, and the space that there was. After some
-/// time another one is tried nevertheless.
+/// A checkpoint of about so many bytes that found no space, and the space that there was. After
+/// some time another one is tried nevertheless.
 #[derive(Debug)]
 pub(super) struct Unwritable {
     bytes: usize,
@@ -119,9 +119,9 @@ impl<S: Store> Partition<S> {
         self.unwritable_until(usage) > self.machine.now()
     }
 
-    /// Until when no other checkpoint is begun: the last one found no space, and the next one is not
-    /// much smaller, nor is there much more space. Sends are refused meanwhile, and settles make it
-    /// smaller.
+    /// Until when no other checkpoint is begun: the last one found no space, and the next one is
+    /// not much smaller, nor is there much more space. Sends are refused meanwhile, and settles
+    /// make it smaller.
     pub(super) fn unwritable_until(&self, usage: &Usage) -> Time {
         let (Room::Low(room), Some(last)) = (self.room, &self.unwritable) else {
             return Time(0);
@@ -132,8 +132,8 @@ impl<S: Store> Partition<S> {
         if is_as_before { last.until } else { Time(0) }
     }
 
-    /// Whether memory can do without a checkpoint for some more time. As sends are refused, it takes
-    /// little more than it does.
+    /// Whether memory can do without a checkpoint for some more time. As sends are refused, it
+    /// takes little more than it does.
     fn is_bearable(&self, usage: &Usage) -> bool {
         let records = usage.unwritten_bytes + usage.frozen_bytes;
         records <= self.heads_max() * 5 / 4 && usage.head_bytes() <= self.heads_max() * 5

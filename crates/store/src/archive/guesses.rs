@@ -2,8 +2,8 @@
 //! be smaller.
 //!
 //! One that turned out too large is not tried again before some more runs were written, twice as
-//! many each time, or before there is more space. Without the latter a partition that writes nothing
-//! would never try again, and keep dead rows on a disk that is full.
+//! many each time, or before there is more space. Without the latter a partition that writes
+//! nothing would never try again, and keep dead rows on a disk that is full.
 
 use super::bounds::GUESS_RUNS_MAX;
 
