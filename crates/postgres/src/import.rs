@@ -31,7 +31,6 @@ use crate::schema::{self, Checks, FEATURE, FORMAT, Found, NAMES};
 use crate::settings::Settings;
 use crate::sql::{self, Sql};
 
-pub use crate::volume::PIECE_BYTES;
 pub use copy::{Copy, Place};
 
 /// How often a statement is tried while the database cannot be reached, and the pause in between.

@@ -67,4 +67,5 @@ pub use steps::{Steps, Taken};
 #[cfg(feature = "connection")]
 pub use store::{Options, PostgresStore};
 pub use uuid::Uuid;
+pub use volume::PIECE_BYTES;
 pub use witness::{Note, Witness, Witnesses};

@@ -22,7 +22,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use hapax_store::{Error, LogEnd, Sequence};
+use hapax_store::{Error, LogEnd};
 use uuid::Uuid;
 
 use crate::call::{End, Watched};
@@ -198,10 +198,12 @@ pub(crate) fn label(partition: u16) -> String {
 }
 
 /// The numbers of the batches that a heartbeat looks for.
-pub(crate) fn numbers(known: &[(u16, LogEnd)]) -> Vec<(u16, Sequence)> {
+#[cfg(feature = "connection")]
+pub(crate) fn numbers(known: &[(u16, LogEnd)]) -> Vec<(u16, hapax_store::Sequence)> {
     known.iter().map(|(partition, end)| (*partition, end.sequence)).collect()
 }
 
+#[cfg(feature = "connection")]
 pub(crate) fn path(directory: &std::path::Path, partition: u16) -> PathBuf {
     directory.join(format!("witness-{partition:04}"))
 }
@@ -233,6 +235,8 @@ fn parse(text: &str) -> Option<((Uuid, Uuid), LogEnd)> {
 
 #[cfg(test)]
 mod tests {
+    use hapax_store::Sequence;
+
     use super::*;
 
     fn end(epoch: u32, sequence: Sequence, chain: u64) -> LogEnd {

@@ -7,7 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use hapax_postgres::import::{Copy, Import, PIECE_BYTES, Place};
+use hapax_postgres::PIECE_BYTES;
+use hapax_postgres::import::{Copy, Import, Place};
 use hapax_postgres::{BadUrl, Create, Failure, Refused, Secret};
 use hapax_store::archive::{self, Pinned, Severity};
 use hapax_store::disk::{self, DiskStore};
