@@ -162,6 +162,18 @@ fn of_several_standbys_the_first_by_name_tries_first() {
     assert!(took < LEASE + RANK_STEP, "nobody waits for one that is gone too: {took:?}");
 }
 
+/// A node that drains claims nothing, and is there until its last request is finished.
+#[test]
+fn nobody_waits_for_the_turn_of_a_node_that_is_stopping() {
+    let mut world = World::of(&[(1, "b"), (2, "z"), (3, "a")]).owned_by(2);
+    world.until_act(&[2, 3], LEASE);
+    world.set_owner(None);
+    world.seen.nodes[2].state = Some(NodeState::Draining);
+    let (took, acts) = world.until_act(&[2, 3], LEASE).unwrap();
+    assert!(matches!(acts.as_slice(), [Act::Open { .. }]), "{acts:?}");
+    assert!(took < RANK_STEP, "it claims nothing: {took:?}");
+}
+
 #[test]
 fn a_node_without_heartbeats_takes_itself_for_cut_off_before_others_do() {
     let mut world = World::of(&[(1, "a")]);
