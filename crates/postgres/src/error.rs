@@ -67,7 +67,7 @@ pub enum Refused {
          stop its nodes and remove it: DROP SCHEMA hapax CASCADE"
     )]
     NotEmpty { database: String },
-    #[error("{database} holds no broker yet: start one with this store first")]
+    #[error("{database} holds no broker: check the URL. A node that never had one creates it")]
     Empty { database: String },
     #[error("{database} answered with something unexpected: {why}")]
     Unexpected { database: String, why: String },

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Configure;
-use hapax_postgres::Database;
+use hapax_postgres::{Database, Uuid};
 use tokio::task::JoinSet;
 
 use crate::auth::{self, Auth, SharedTokens, Tokens};
@@ -61,6 +61,12 @@ pub enum Error {
     Url(#[from] hapax_postgres::BadUrl),
     #[error(transparent)]
     Store(#[from] hapax_postgres::Refused),
+    #[error(
+        "{} is the directory of a node of the broker {broker}, and {found}. Nothing was changed. \
+         Check the store's URL. A node that is to leave its broker gets an empty --data",
+        directory.display()
+    )]
+    Elsewhere { directory: PathBuf, broker: Uuid, found: String },
     #[error("this node cannot join the others: {0}. Nothing was changed")]
     Join(#[from] hapax_postgres::Failure),
     /// The store was set back.

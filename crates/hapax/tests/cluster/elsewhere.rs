@@ -56,3 +56,28 @@ fn another_broker_under_the_same_address_is_left_alone() {
     load.gets_on(20);
     ends_whole(load, &[&first, &second]);
 }
+
+/// Otherwise a URL with a mistake in it would make an empty broker, which accepts again what the
+/// other one has done, and the node would forget how far its own was.
+#[test]
+fn a_node_that_has_a_broker_starts_with_no_other_one() {
+    let Some(cluster) = Cluster::start() else { return };
+    let first = cluster.setup("a").start();
+    serves(&first);
+    let first = first.stop();
+    let empty = cluster.server.database("empty");
+    let misled = first.clone().variable("HAPAX_STORE", &empty);
+    let refused = |found: &str| {
+        let (code, log) = misled.refuses();
+        assert_eq!(code, 1, "{log}");
+        assert!(log.contains(found) && log.contains("empty --data"), "{log}");
+    };
+    refused("holds no broker");
+    let tables = "SELECT count(*) FROM pg_namespace WHERE nspname = 'hapax'";
+    assert_eq!(cluster.server.sql("empty", tables).trim(), "0", "nothing was created");
+    let other = cluster.setup_at("b", &empty).start();
+    serves(&other);
+    refused("holds the broker");
+    // At its own it goes on.
+    serves(&first.start());
+}

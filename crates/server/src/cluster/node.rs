@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_postgres::node::{Act, Doing, Loss, State};
-use hapax_postgres::{Create, Database, NodeRow, NodeState, Secret, Seen, Uuid};
+use hapax_postgres::{Create, Database, NodeRow, NodeState, Refused, Secret, Seen, Settings, Uuid};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -64,18 +64,15 @@ impl Node {
         let scheme = if listener.is_encrypted() { "https" } else { "http" };
         let address = advertised(options, scheme, listener.local_addr());
         let name = options.node_name.clone().unwrap_or_else(machine);
-        let (settings, partitions) = (store.settings()?, options.partitions);
-        let connected = tokio::task::spawn_blocking(move || {
-            Ok::<_, Error>(Database::connect(settings, Some(&creation(partitions)?))?)
-        });
-        let database = connected.await??;
+        let (settings, asked) = (store.settings()?, options.clone());
+        let database = tokio::task::spawn_blocking(move || connect(settings, &asked)).await??;
         if let Some(warning) = database.warning() {
             tracing::warn!("{warning}");
         }
         let (auth, tokens) = broker::shared_auth(options, &database).await?;
         let (data, directory) = (options.data.clone(), cache.clone());
         let joined = tokio::task::spawn_blocking(move || {
-            Data::of_node(&data)?;
+            Data::of_node(&data, database.shared().cluster)?;
             hapax_store::create_private_directory(&directory)
                 .map_err(|error| io("create", &directory, error))?;
             let clock = Arc::new(SharedClock::start());
@@ -510,6 +507,25 @@ async fn closed(closing: &mut Option<(JoinHandle<()>, Loss)>) -> Loss {
 }
 
 /// What a new broker gets.
+/// Connects to the node's own broker, or to any, and creates one where there is none, if this node
+/// has none yet. Blocks.
+fn connect(settings: Settings, options: &Options) -> Result<Database, Error> {
+    let Some(broker) = Data::broker_of_node(&options.data)? else {
+        return Ok(Database::connect(settings, Some(&creation(options.partitions)?))?);
+    };
+    let elsewhere = |found| Error::Elsewhere { directory: options.data.clone(), broker, found };
+    // Its own broker is in another database, or was removed: an empty one would accept again what
+    // that one has done.
+    let database = Database::connect(settings, None).map_err(|refused| match refused {
+        Refused::Empty { database } => elsewhere(format!("{database} holds no broker")),
+        other => other.into(),
+    })?;
+    match database.shared().cluster {
+        found if found == broker => Ok(database),
+        found => Err(elsewhere(format!("{} holds the broker {found}", database.shown()))),
+    }
+}
+
 fn creation(partitions: u16) -> Result<Create, Error> {
     let secret = || {
         let mut secret = [0; 32];

@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax_core::Recipe;
-use hapax_postgres::{Secret, Shared};
+use hapax_postgres::{Secret, Shared, Uuid};
 use hapax_store::{Epoch, disk};
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +59,10 @@ impl fmt::Debug for Hashing {
     }
 }
 
-/// A file in the directory of a node whose data is in a database.
+/// A file in the directory of a node whose data is in a database, and what is before the broker's
+/// id in it.
 const NODE: &str = "node";
+const OF_BROKER: &str = "the data of this node is in a database, of the broker ";
 
 /// What `broker.json` is called in a directory that was retired.
 const RETIRED: &str = "broker.json.imported";
@@ -143,12 +145,28 @@ impl Data {
         }
     }
 
-    /// Notes that the directory is that of a node whose store is elsewhere. Without it, a node that
-    /// is once started without its store would find no data, and be an empty broker.
-    pub fn of_node(path: &Path) -> Result<(), Error> {
+    /// Notes that the directory is that of a node of this broker, whose store is elsewhere. Without
+    /// it, a node that is once started without its store, or with that of another broker, would
+    /// find no data, and be an empty broker.
+    pub fn of_node(path: &Path, broker: Uuid) -> Result<(), Error> {
         hapax_store::create_private_directory(path)
             .map_err(|error| Error::io("create", path, error))?;
-        write(&path.join(NODE), b"the data of this node is in a database\n", 0o600)
+        write(&path.join(NODE), format!("{OF_BROKER}{broker}\n").as_bytes(), 0o600)
+    }
+
+    /// The broker whose node has the directory; `None` if it is of no node yet.
+    pub fn broker_of_node(path: &Path) -> Result<Option<Uuid>, Error> {
+        let file = path.join(NODE);
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io("read", &file, error)),
+        };
+        let broker = text.strip_prefix(OF_BROKER).and_then(|id| id.strip_suffix('\n'));
+        match broker.and_then(|id| Uuid::parse_str(id).ok()) {
+            Some(broker) => Ok(Some(broker)),
+            None => Err(Error::Damaged(file, "it names no broker".to_owned())),
+        }
     }
 
     /// Whether the directory is that of a node whose store is elsewhere.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use hapax_core::{Blob, Config, Configure, Content, Emit, SendMessage, Settle, Settled, Verb};
 use hapax_partition::Partition;
 use hapax_partition::route::Routes;
+use hapax_postgres::Uuid;
 use hapax_server::engine::{AnyStore, Data, Engine, Error, Options};
 
 use crate::{LONG, Lists, create, done, message, open, queue, receive, recipe};
@@ -102,7 +103,10 @@ fn a_broker_started_one_level_too_deep_is_refused() {
 fn a_node_that_lost_its_store_is_not_an_empty_broker() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
-    Data::of_node(&path).unwrap();
+    let broker = Uuid::from_u128(7);
+    assert_eq!(Data::broker_of_node(&path).unwrap(), None);
+    Data::of_node(&path, broker).unwrap();
+    assert_eq!(Data::broker_of_node(&path).unwrap(), Some(broker));
     Data::refuse_data(&path).unwrap();
     let refused = Data::open(&path, 1).unwrap_err();
     assert!(matches!(refused, Error::OfNode(_)), "{refused}");
@@ -110,7 +114,14 @@ fn a_node_that_lost_its_store_is_not_an_empty_broker() {
     let left: Vec<_> =
         std::fs::read_dir(&path).unwrap().map(|it| it.unwrap().file_name()).collect();
     assert_eq!(left, ["node"], "nothing was changed");
-    Data::of_node(&path).unwrap();
+    Data::of_node(&path, broker).unwrap();
+    // A file that says nothing is not taken for that of a node that has no broker yet.
+    let whole = std::fs::read(path.join("node")).unwrap();
+    for length in 0..whole.len() {
+        std::fs::write(path.join("node"), &whole[..length]).unwrap();
+        let refused = Data::broker_of_node(&path).unwrap_err();
+        assert!(matches!(refused, Error::Damaged(..)), "cut at {length}: {refused}");
+    }
 }
 
 #[test]
