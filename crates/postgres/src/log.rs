@@ -100,7 +100,10 @@ impl PostgresLog {
             let (partition, node) = (self.parts.partition, self.parts.node);
             let call = Call::Claim { partition, seen: end.epoch, least: 0, claim, node };
             match self.parts.backend.call(call) {
-                Ok(Answer::Claimed(Some(epoch))) => break epoch,
+                Ok(Answer::Claimed(Some(epoch))) => {
+                    self.shared.prove();
+                    break epoch;
+                }
                 Ok(_) => was_closed = None, // Somebody else was faster.
                 Err(failure) => self.again(&mut tries, &failure)?,
             }
@@ -324,6 +327,7 @@ impl Log for PostgresLog {
             return Err(Error::Fenced { held: owner.epoch, newest: end.epoch });
         }
         self.prove(owner, end.position())?;
+        self.shared.prove();
         let watcher = Arc::clone(&self.shared);
         let label = self.parts.label.clone();
         let ticket = self.parts.lane.add(label, owner, end.last, watcher);

@@ -1,6 +1,7 @@
 //! Whether this process still owns a partition, and why not: shared by its journal, its volume and
 //! its lane.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hapax_store::journal::Wake;
@@ -14,6 +15,9 @@ use crate::witness::Witness;
 /// What the owner, its volume and its lane share.
 pub(crate) struct Ownership {
     pub(crate) owner: Mutex<Option<Owner>>,
+    /// Whether no failover can undo the first claim: the answer to it came, or to a later statement.
+    /// One that was merely seen in the database may be gone with a primary.
+    is_proved: AtomicBool,
     /// Held while the owner claims again: the database has its next claim before `owner` has.
     pub(crate) claiming: Mutex<()>,
     pub(crate) stop: Stop,
@@ -24,13 +28,18 @@ pub(crate) struct Ownership {
 impl Ownership {
     pub(crate) fn new(wake: Wake, witness: Arc<Witness>) -> Self {
         let (owner, claiming, stop) = (Mutex::default(), Mutex::default(), Stop::default());
-        Self { owner, claiming, stop, wake, witness }
+        Self { owner, is_proved: AtomicBool::default(), claiming, stop, wake, witness }
     }
 
     pub(crate) fn owner(&self) -> Result<Owner, Error> {
         self.stop.check()?;
         let nobody = || Error::Stopped("the partition was not claimed".to_owned());
         lock(&self.owner).ok_or_else(nobody)
+    }
+
+    /// The first claim is committed for good.
+    pub(crate) fn prove(&self) {
+        self.is_proved.store(true, Ordering::Release);
     }
 
     /// The owner, after the database said that `before` is not: it may have claimed again
@@ -57,9 +66,10 @@ impl Ownership {
     }
 
     /// Why the database has another claim than this owner's. Epochs only grow: one that is earlier
-    /// is from before this owner, whoever has the partition there, or nobody.
+    /// is from before this owner, whoever has the partition there, or nobody. If its claim is not
+    /// proved, a failover may have undone it, and nothing else.
     pub(crate) fn replaced(&self, label: &str, owner: Owner, end: &End) -> Error {
-        if end.epoch >= owner.epoch {
+        if end.epoch >= owner.epoch || !self.is_proved.load(Ordering::Acquire) {
             return Error::Fenced { held: owner.epoch, newest: end.epoch };
         }
         let had = LogEnd { epoch: owner.epoch, ..self.reached().unwrap_or(end.last) };
@@ -89,5 +99,25 @@ impl Watcher for Ownership {
 
     fn tick(&self) {
         self.witness.write();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_that_was_merely_seen_and_is_gone_is_no_loss() {
+        let ownership = Ownership::new(Arc::new(|| ()), Arc::default());
+        let owner = Owner { partition: 0, epoch: 5, claim: Uuid::from_u128(1) };
+        let last = LogEnd { epoch: 4, sequence: 9, chain: 7 };
+        let end = |epoch| End { partition: 0, epoch, claim: None, owner: None, last };
+        let why = |epoch| ownership.replaced("partition 0", owner, &end(epoch));
+        assert!(matches!(why(4), Error::Fenced { held: 5, newest: 4 }), "{}", why(4));
+        ownership.prove();
+        assert!(matches!(why(4), Error::Regressed { .. }), "{}", why(4));
+        assert!(matches!(why(6), Error::Fenced { held: 5, newest: 6 }), "{}", why(6));
     }
 }
