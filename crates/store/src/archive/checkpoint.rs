@@ -69,16 +69,15 @@ impl CheckpointJob {
         Self { shared, rows, through, at, writer, phase, written, found_no_room }
     }
 
-    /// Removes what was written, if the disk was full, unless only the manifest is left to write.
-    /// Returns whether it did; then the job is to be dropped.
-    pub fn abandon(&mut self) -> Result<bool, Error> {
+    /// Whether it found the disk full and has written nothing since: then it is to be dropped, as if
+    /// it had never been begun.
+    pub fn abandon(&mut self) -> bool {
         let is_over = matches!(self.phase, Phase::Commit(_) | Phase::Done | Phase::Failed(_));
-        if is_over || !self.found_no_room {
-            return Ok(false);
+        let is_abandoned = self.found_no_room && self.writer.is_none() && !is_over;
+        if is_abandoned {
+            self.shared.counters.progress.tell(0);
         }
-        self.start_over()?;
-        self.shared.counters.progress.tell(0);
-        Ok(true)
+        is_abandoned
     }
 
     fn start_over(&mut self) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Joined, Shared, lock};
+use super::{Joined, Shared, lock, try_lock};
 use crate::log::Log;
 use crate::{
     Checkpoint, Claim, EachBatch, EachRow, Epoch, Error, PointKey, Question, Room, Sequence, Store,
@@ -92,9 +92,9 @@ impl<L: Log> Store for Joined<L> {
     fn abandon(&mut self) -> Result<bool, Error> {
         let shared = &self.shared;
         shared.log.stop().check()?;
-        let mut job = lock(&shared.checkpoint);
-        let Some((begun, _)) = job.as_mut() else { return Ok(false) };
-        if !begun.abandon().map_err(|error| shared.fail(error))? {
+        // While the worker is at it, it goes on: the owner does not wait for the volume.
+        let Some(mut job) = try_lock(&shared.checkpoint) else { return Ok(false) };
+        if !job.as_mut().is_some_and(|(begun, _)| begun.abandon()) {
             return Ok(false);
         }
         *job = None;

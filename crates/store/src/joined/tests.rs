@@ -445,6 +445,21 @@ fn a_checkpoint_that_found_no_room_is_given_up_and_another_one_is_written() {
     assert_eq!(scene.store.room(), Room::Free);
 }
 
+/// The owner would wait for a disk, or for a database.
+#[test]
+fn a_checkpoint_is_not_given_up_while_its_worker_is_at_it() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    scene.append(epoch).unwrap();
+    scene.volume.has_no_room.store(true, Ordering::Relaxed);
+    scene.checkpoint(epoch).unwrap();
+    let shared = Arc::clone(&scene.store.shared);
+    let working = lock(&shared.checkpoint);
+    assert!(!scene.store.abandon().unwrap(), "it has returned, at least");
+    drop(working);
+    assert!(scene.store.abandon().unwrap());
+}
+
 #[test]
 fn the_merger_looks_again_while_there_is_little_room() {
     for is_low in [true, false] {
