@@ -89,3 +89,53 @@ impl View<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hapax_postgres::OwnerRow;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    /// What node 1 says `later`: a spare that has beaten and sees node 2, which owns everything, in this state.
+    fn says(other: NodeState, later: Duration) -> Reason {
+        let id = Uuid::from_u128;
+        let node = |number, state| NodeRow {
+            id: id(number),
+            name: format!("n{number}"),
+            address: format!("http://n{number}"),
+            release: String::new(),
+            feature: 1,
+            state: Some(state),
+            heartbeat: 1,
+            told_ms: 0,
+        };
+        let owner = OwnerRow { partition: 0, epoch: 7, owner: Some(id(2)), intended: None };
+        let nodes = vec![node(1, NodeState::Standby), node(2, other)];
+        let seen = Seen { nodes, partitions: vec![owner] };
+        let mut state = State::new(id(1));
+        assert_eq!(state.beaten(NOW, NOW, &seen), [], "it stays a spare");
+        let now = NOW + later;
+        let is_cut_off = state.is_cut_off(now);
+        let (trouble, is_held) = (None, false);
+        View { id: id(1), now, state: &state, seen: &seen, trouble, is_held, is_cut_off }.reason()
+    }
+
+    #[test]
+    fn a_spare_names_who_serves_only_while_it_can_know() {
+        let named = says(NodeState::Serving, Duration::ZERO);
+        assert_eq!(named.serving.as_deref(), Some("http://n2"));
+        assert_eq!((named.why.as_str(), named.needs_operator), ("this node is a standby", false));
+        let late = says(NodeState::Serving, Duration::from_secs(3));
+        assert_eq!(late, Reason::new("this node is a standby, cut off from the database"));
+    }
+
+    #[test]
+    fn a_spare_says_that_nobody_serves_and_whether_that_waits_for_an_operator() {
+        let nobody = says(NodeState::Standby, Duration::ZERO);
+        assert_eq!(nobody, Reason::new("this node is a standby: nobody serves"));
+        let halted = says(NodeState::Halted, Duration::ZERO);
+        assert!(halted.why.ends_with("nobody serves while the node n2 is halted"), "{halted:?}");
+        assert!(halted.needs_operator && halted.serving.is_none(), "{halted:?}");
+    }
+}

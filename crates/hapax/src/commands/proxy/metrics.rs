@@ -74,18 +74,17 @@ impl Inner {
     /// Logs that the broker went away, and that it is back: once each, at a level that is shown by
     /// default.
     fn note(&self, event: Event) {
-        match event {
-            Event::BrokerFailed(code @ Code::Unavailable) => {
-                if !self.is_away.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(code = code.as_str(), "the broker does not answer: see /readyz");
-                }
-            }
+        let is_away = match event {
+            Event::BrokerFailed(Code::Unavailable) => true,
             Event::Answered(Outcome::Replayed | Outcome::Conflict)
             | Event::Settled(Settlement::Kept | Settlement::NotKept | Settlement::Released) => {
-                if self.is_away.swap(false, Ordering::Relaxed) {
-                    tracing::warn!("the broker answers again");
-                }
+                false
             }
+            _ => return,
+        };
+        match (self.is_away.swap(is_away, Ordering::Relaxed), is_away) {
+            (false, true) => tracing::warn!("the broker does not answer: see /readyz"),
+            (true, false) => tracing::warn!("the broker answers again"),
             _ => {}
         }
     }
