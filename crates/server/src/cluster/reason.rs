@@ -97,7 +97,8 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(100);
 
-    /// What node 1 says `later`: a spare that has beaten and sees node 2, which owns everything, in this state.
+    /// What node 1 says `later`: a spare that has beaten and sees node 2, which owns everything,
+    /// in this state.
     fn says(other: NodeState, later: Duration) -> Reason {
         let id = Uuid::from_u128;
         let node = |number, state| NodeRow {
