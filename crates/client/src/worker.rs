@@ -4,6 +4,7 @@
 //! connections: a message that is finished while the broker cannot be reached is settled after the
 //! reconnect.
 
+mod away;
 mod context;
 mod driver;
 mod event;

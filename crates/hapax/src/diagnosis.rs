@@ -21,11 +21,8 @@ const CAUSES: &[(&str, &str)] = &[
         "the broker's certificate is marked as a CA certificate (CA:TRUE), which is the default \
          of openssl req -x509; create it with -addext basicConstraints=critical,CA:FALSE",
     ),
-    (
-        "NotValidForName",
-        "the broker's certificate does not include the host of --server: use a host that it \
-         includes, or create it with -addext subjectAltName=DNS:HOST,IP:ADDRESS",
-    ),
+    ("NotValidForName", OTHER_NAME),
+    ("certificate not valid for name", OTHER_NAME),
     ("Expired", "the broker's certificate has expired: renew it, a running broker reloads it"),
     ("NotValidYet", "the broker's certificate is not valid yet: compare the clocks"),
     (
@@ -33,7 +30,16 @@ const CAUSES: &[(&str, &str)] = &[
         "the broker requires a client certificate: --client-cert FILE --client-key FILE",
     ),
     ("InvalidContentType", "it does not speak TLS: use http:// in --server, or another port"),
+    (
+        "is halted",
+        "nobody serves until an operator has decided: hapax cluster status shows the nodes, and \
+         docs/cluster.md what to do (\"A node is halted\")",
+    ),
 ];
+
+const OTHER_NAME: &str = "the broker's certificate does not include the host of --server: use a \
+                          name that it includes in --server, or create it with -addext \
+                          subjectAltName=DNS:HOST,IP:ADDRESS";
 
 /// The hint for a connection error, if its cause is known.
 pub(crate) fn hint(what: &str, has_ca: bool) -> Option<&'static str> {
@@ -159,7 +165,9 @@ mod tests {
         assert!(hint("Other(OtherError(CaUsedAsEndEntity))", true).contains("CA:FALSE"));
         assert!(hint("UnknownIssuer", false).contains("--ca FILE"));
         assert!(hint("UnknownIssuer", true).contains("did not sign"));
-        assert!(hint("NotValidForNameContext { .. }", true).contains("subjectAltName"));
+        for cause in ["NotValidForNameContext { .. }", "certificate not valid for name \"a\""] {
+            assert!(hint(cause, true).contains("subjectAltName"), "{cause}");
+        }
         assert_eq!(hint("Revoked", true), "");
     }
 }

@@ -31,9 +31,11 @@ macro_rules! exits {
 exits! {
     Ok = 0 "success; a duplicate that got the first answer counts as success too",
     Failure = 1 "failure, or a check found a problem",
-    Usage = 2 "the command or the request is invalid; repeating it does not help",
+    Usage = 2 "the command or the request is invalid, or the message is in a state that does not \
+               allow it; repeating it does not help",
     Missing = 3 "the queue, key, redrive or token does not exist",
-    Conflict = 4 "conflict: key, id or name in use, operation too old, lease lost, or wrong state",
+    Conflict = 4 "conflict: key, id or name in use, operation too old, lease lost, or not dead \
+                  (dead discard)",
     Refused = 5 "the token is missing or invalid, or lacks the permission",
     Unavailable = 6 "the broker cannot be reached or cannot answer now",
     Ended = 7 "the message is dead, parked or discarded, so there is no result",

@@ -146,7 +146,15 @@ pub struct End {
     pub last: LogEnd,
 }
 
+/// By how much accepting a loss raises every epoch.
+pub const LOSS_STEP: Epoch = 65_536;
+
 impl End {
+    /// Whether a loss was accepted after the last batch. Takeovers raise the epoch by one each.
+    pub fn is_loss_accepted(&self) -> bool {
+        self.epoch.saturating_sub(self.last.epoch) >= LOSS_STEP
+    }
+
     pub fn position(&self) -> Position {
         Position { sequence: self.last.sequence, chain: self.last.chain }
     }

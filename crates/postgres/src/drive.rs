@@ -12,6 +12,7 @@ use crate::connection::Connection;
 use crate::error::Failure;
 use crate::lane::{Lane, OnAppend};
 use crate::patience::{Patience, Pulse};
+use crate::repeats::Repeats;
 use crate::settings::Settings;
 
 /// An idle lane asks this often how far everything is.
@@ -40,6 +41,7 @@ impl Driver {
         let mut patience = Patience::new(pulse, LATE);
         let (mut looked, mut ticked) = (Instant::now(), Instant::now());
         let mut pause_ms = PAUSE_MS.0;
+        let mut failures = Repeats::default();
         loop {
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
@@ -62,8 +64,11 @@ impl Driver {
             }
             patience.ended(matches!(outcome, Err(Failure::TimedOut(_))));
             let has_failed = outcome.is_err();
-            if let Err(failure) = &outcome {
-                tracing::warn!(%failure, "the database did not take an append; it is tried again");
+            if let Err(failure) = &outcome
+                && let Some(not_logged) = failures.count(Instant::now())
+            {
+                let what = "the database did not take an append; it is tried again";
+                tracing::warn!(%failure, not_logged, "{what}");
             }
             lane.answered(outcome);
             if !has_failed {

@@ -37,6 +37,8 @@ mod ownership;
 #[cfg(feature = "connection")]
 mod patience;
 #[cfg(feature = "connection")]
+mod repeats;
+#[cfg(feature = "connection")]
 mod schema;
 #[cfg(feature = "connection")]
 mod settings;
@@ -59,6 +61,8 @@ pub use log::PostgresLog;
 #[cfg(feature = "connection")]
 pub use members::Members;
 pub use members::{Heartbeat, Node, NodeRow, NodeState, OwnerRow, Seen};
+#[cfg(feature = "connection")]
+pub use repeats::Repeats;
 #[cfg(feature = "connection")]
 pub use schema::FEATURE;
 #[cfg(feature = "connection")]

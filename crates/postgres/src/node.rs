@@ -191,6 +191,17 @@ impl State {
         Vec::new()
     }
 
+    /// Whether its heartbeats have stayed away for so long that others take it for gone, and that
+    /// it knows nothing of them.
+    pub fn is_cut_off(&self, now: Duration) -> bool {
+        self.judge.judge(now).cut_off
+    }
+
+    /// Whether it could take over now.
+    pub fn may_claim(&self, now: Duration) -> bool {
+        self.judge.judge(now).may_claim && !self.is_stopping
+    }
+
     /// Something may hang while it opens, such as a local disk. Only the time in which its own
     /// heartbeats succeeded counts.
     fn check_opening(&mut self, now: Duration) {

@@ -80,7 +80,12 @@ pub(crate) async fn open(settings: &Settings) -> Result<Connection, Refused> {
 }
 
 fn unreachable(settings: &Settings, failure: &Failure) -> Refused {
-    let (database, text) = (settings.shown().to_owned(), failure.to_string());
+    let text = match failure {
+        // The refusal says that already.
+        Failure::Unreachable(why) => why.clone(),
+        failure => failure.to_string(),
+    };
+    let database = settings.shown().to_owned();
     let hint = match () {
         () if text.contains("3D000") => "; create it first: CREATE DATABASE …",
         () if text.contains("28P01") => "; check user and password in the URL",
@@ -194,7 +199,8 @@ impl Checks<'_> {
             remedy,
         };
         if has_schema && column(5) != "t" {
-            let remedy = format!("GRANT USAGE ON SCHEMA hapax TO {user}");
+            let needed = if is_empty && column(6) != "t" { "USAGE, CREATE" } else { "USAGE" };
+            let remedy = format!("GRANT {needed} ON SCHEMA hapax TO {user}");
             return Err(rights("it may not use the schema hapax", remedy));
         }
         if has_schema && is_empty && column(6) != "t" {

@@ -328,6 +328,9 @@ fn missing_rights_name_the_grant() {
     let as_poor = url.replace("postgres@", "poor@");
     let told = refused(&as_poor);
     assert!(told.to_string().contains("CREATE SCHEMA hapax AUTHORIZATION poor"), "{told}");
+    server.sql(&name, "create schema hapax");
+    let told = refused(&as_poor).to_string();
+    assert!(told.contains("GRANT USAGE, CREATE ON SCHEMA hapax TO poor"), "{told}");
     drop(support::connect(&url, 2));
     let told = refused(&as_poor);
     assert!(told.to_string().contains("GRANT USAGE ON SCHEMA hapax TO poor"), "{told}");

@@ -13,6 +13,7 @@ mod node;
 mod open;
 mod operate;
 mod progress;
+mod reason;
 
 pub use clock::SharedClock;
 pub use node::Node;

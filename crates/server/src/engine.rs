@@ -92,8 +92,8 @@ pub enum Error {
     )]
     HeadMissing { head: PathBuf, beside: PathBuf },
     #[error(
-        "{} is one partition of a broker: give its parent directory, the data directory. Nothing \
-         was changed", .0.display()
+        "{} is one partition, and no broker: if its parent directory has a broker.json, give that, \
+         the data directory. Nothing was changed", .0.display()
     )]
     OnePartition(PathBuf),
     #[error(

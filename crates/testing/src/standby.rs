@@ -41,7 +41,7 @@ impl TestStandby {
 }
 
 fn reason(serving: Option<&str>) -> Reason {
-    Reason { why: "this node is a standby".to_owned(), serving: serving.map(str::to_owned) }
+    Reason { serving: serving.map(str::to_owned), ..Reason::new("this node is a standby") }
 }
 
 impl Drop for TestStandby {

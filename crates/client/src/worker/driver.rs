@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::away::Away;
 use super::context::{Ask, Context, InHand};
 use super::event::{Event, Observer};
 use super::leases::{Due, Leases, Number};
@@ -52,8 +53,8 @@ pub(super) struct Driver<R> {
     again: VecDeque<(Instant, Number, Settle)>,
     retry: Retry,
     stopping: watch::Sender<bool>,
-    /// Whether there is no connection, and that was reported.
-    is_away: bool,
+    /// Whether there is no connection, and what was reported of it.
+    away: Away,
 }
 
 /// A settle that waits for its answer.
@@ -104,7 +105,7 @@ where
             again: VecDeque::new(),
             retry: Retry::forever().pauses(AGAIN, AGAIN),
             stopping: watch::Sender::new(false),
-            is_away: false,
+            away: Away::default(),
         }
     }
 
@@ -147,14 +148,14 @@ where
     }
 
     fn away(&mut self, error: &Error) {
-        if !std::mem::replace(&mut self.is_away, true) {
+        if self.away.lost(Instant::now(), &error.to_string()) {
             tracing::warn!(%error, "cannot reach the broker; retrying");
             self.observer.tell(Event::Away(error));
         }
     }
 
     fn back(&mut self) {
-        if std::mem::replace(&mut self.is_away, false) {
+        if self.away.back() {
             tracing::info!("the broker can be reached again");
             self.observer.tell(Event::Back);
         }

@@ -16,7 +16,7 @@ pub enum Event<'a> {
     /// The lease was lost and the handler failed, so nothing was reported to the broker.
     Lost { lease: &'a Lease },
     /// There is no connection to the broker. The worker continues with the messages it has, and
-    /// reconnects.
+    /// reconnects. Reported again when it has another reason, at most every ten seconds.
     Away(&'a Error),
     /// The broker can be reached again.
     Back,

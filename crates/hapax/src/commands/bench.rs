@@ -88,6 +88,7 @@ pub(crate) struct Bench {
     #[arg(long, hide = true)]
     json: bool,
     /// The address of a running broker. A queue is created for the run and deleted afterwards.
+    /// HAPAX_SERVER is not read, so that no broker is loaded by mistake.
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// The API token for that broker.
@@ -164,7 +165,13 @@ async fn measure(bench: &Bench) -> Result<Exit, Failure> {
     };
     let connection = Connection::to(server, bench.token.clone());
     let admin = Admin::new(connection.client()?);
-    let ready = admin.client().ready(Duration::from_secs(30));
+    // Only a broker of its own is about to start.
+    let ready = async {
+        match own {
+            Some(_) => admin.client().ready(Duration::from_secs(30)).await,
+            None => admin.queues().await.map(drop),
+        }
+    };
     unless_interrupted(ready).await?.map_err(|error| {
         Failure::from(error).next("check --server, or leave it out to start a broker for the run")
     })?;

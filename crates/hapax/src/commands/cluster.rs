@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, Table, say};
+use crate::screen::{Output, Screen, Table, say};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -104,23 +104,7 @@ fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     screen.line(format_args!("nodes of {}", status.database))?;
-    let mut table = Table::new(&["node", "state", "beats", "address", "release"]);
-    for (node, beats) in &status.nodes {
-        let state = node.state.map(|state| format!("{state:?}").to_lowercase());
-        let state = state.filter(|_| *beats).unwrap_or_else(|| match beats {
-            true => "unknown".to_owned(),
-            false => "gone".to_owned(),
-        });
-        let beats = if *beats { "yes" } else { "no" };
-        table.row([
-            (&node.name).into(),
-            state.into(),
-            beats.into(),
-            (&node.address).into(),
-            (&node.release).into(),
-        ]);
-    }
-    table.print(screen)?;
+    list(screen, &status)?;
     if !status.nodes.is_empty() && status.nodes.iter().all(|(_, beats)| !beats) {
         screen.line(
             "no node beats: either none runs, or the database does not commit, as when it waits \
@@ -140,6 +124,34 @@ fn status(Status { store, output }: &Status) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
+/// Lists the nodes. One that was killed and started again left its old row behind, for an hour:
+/// that is not shown.
+fn list(screen: Screen, status: &cluster::Status) -> Result<(), Failure> {
+    let mut table = Table::new(&["node", "state", "beats", "address", "release"]);
+    let living = status.nodes.iter().filter(|(_, beats)| *beats);
+    let living: Vec<_> = living.map(|(node, _)| (&node.name, &node.address)).collect();
+    for (node, beats) in &status.nodes {
+        if !beats && living.contains(&(&node.name, &node.address)) {
+            continue;
+        }
+        let state = node.state.map(|state| format!("{state:?}").to_lowercase());
+        let state = state.filter(|_| *beats).unwrap_or_else(|| match beats {
+            true => "unknown".to_owned(),
+            false => "gone".to_owned(),
+        });
+        let beats = if *beats { "yes" } else { "no" };
+        table.row([
+            (&node.name).into(),
+            state.into(),
+            beats.into(),
+            (&node.address).into(),
+            (&node.release).into(),
+        ]);
+    }
+    table.print(screen)?;
+    Ok(())
+}
+
 fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, Failure> {
     let store = store.checked()?;
     let status = cluster::status(&store).map_err(refused)?;
@@ -149,6 +161,7 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
     }
     let screen = output.screen();
     let (database, ends) = cluster::ends(&store).map_err(refused)?;
+    let was_accepted = ends.ends.iter().any(|end| end.is_loss_accepted());
     let accepted = match yes {
         true => Some(cluster::accept_loss(&store).map_err(refused)?),
         false => None,
@@ -161,7 +174,7 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
             })
         });
         let ends: Vec<_> = ends.collect();
-        let is_accepted = accepted.is_some();
+        let is_accepted = accepted.is_some() || was_accepted;
         screen.json(&json!({ "database": database, "ends": ends, "accepted": is_accepted }))?;
         return Ok(Exit::Ok);
     }
@@ -172,6 +185,10 @@ fn accept_loss(AcceptLoss { yes, store, output }: &AcceptLoss) -> Result<Exit, F
     match accepted {
         Some(database) => screen
             .line(format_args!("the loss is accepted in {database}: start the nodes again"))?,
+        None if was_accepted => screen.line(
+            "a loss was accepted here, and no node has gone on since: start the nodes. If they \
+             halt again, repeat with --yes",
+        )?,
         None => screen.line(
             "nothing was changed yet. Compare with what the halted nodes report: if one of them \
              was further, what was acknowledged after these positions is lost, and to go on \

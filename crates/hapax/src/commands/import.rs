@@ -17,9 +17,9 @@ const BAR: &str = "{msg:9} {bar:40} {bytes}/{total_bytes}, {eta} left";
 
 pub(crate) const HELP: &str = "\
 Everything comes along: queues, messages, leases, finished keys with their results, secrets and
-tokens. It is read back and compared before a node may use it. The database has to be empty, and
-the broker stopped. An import that was interrupted leaves nothing that a node would use: run it
-again, and it begins anew.
+tokens. It is read back and compared before a node may use it. The database must have no tables in a
+schema hapax, and the broker has to be stopped. An import that was interrupted leaves nothing that a
+node would use: run it again, and it begins anew.
 
 Do not start a broker on the directory again: it would accept keys that the database has accepted,
 too. With --retire it refuses to.
@@ -30,11 +30,11 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct Import {
-    /// The data directory of a stopped broker, or a backup. It is not changed.
+    /// The data directory of a stopped broker, or a backup. Without --retire it is not changed.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
     /// After the import, rename broker.json in the directory to broker.json.imported, so that no
-    /// broker starts there any more.
+    /// broker starts there any more. Not for a backup.
     #[arg(long)]
     retire: bool,
     #[command(flatten)]
@@ -57,6 +57,13 @@ pub(crate) fn run(arguments: &Import) -> Result<Exit, Failure> {
             directory.display()
         );
         let next = "name the data directory of a broker on disk, or a backup of it";
+        return Err(Failure::usage(what).next(next));
+    }
+    // Retired, it could not be restored any more.
+    if *retire && Data::moving(directory).is_ok_and(|moving| moving.is_copy) {
+        let what =
+            format!("{} is a backup: --retire is for a broker's own data", { directory.display() });
+        let next = "leave out --retire; a backup stays as it is";
         return Err(Failure::usage(what).next(next));
     }
     let bar = progress(0, BAR);
@@ -128,7 +135,7 @@ fn report(
 fn advice(directory: &Path) -> String {
     format!(
         "do not start a broker on {} again: it would accept keys a second time. Archive it, or \
-         rename broker.json in it",
+         rename broker.json in it to broker.json.imported: it is refused then, with the reason",
         directory.display()
     )
 }
@@ -143,6 +150,11 @@ fn failed(directory: &Path, error: &Error) -> Failure {
             failure.next("name the directory that the broker was started with (--data)")
         }
         Error::Source(_) => failure.next("hapax check lists all damage in a directory"),
+        error if error.is_taken() => {
+            let next = "if this is a second import of the same directory, do not drop anything: to \
+                        retire the directory, rename broker.json in it to broker.json.imported";
+            Failure { exit: Exit::Usage, ..failure.next(next) }
+        }
         error if error.is_unreachable() => Failure { exit: Exit::Unavailable, ..failure },
         Error::Target(_) => Failure { exit: Exit::Usage, ..failure },
         Error::Failed(_) | Error::Left(..) => failure.next("run the import again: it begins anew"),

@@ -39,11 +39,12 @@ use statuses::Statuses;
 use upstream::{Target, Upstream};
 
 pub(crate) const HELP: &str = "The client gets the upstream's response after the broker has \
-stored it. A retry with the same Idempotency-Key gets the stored response, byte for byte, with \
-the header Idempotency-Replayed: true. A different request under the key gets 422. A retry while \
-the first request is still running gets 409, or waits with Prefer: wait=SECONDS. A request \
-without a key gets 400. The key is passed on to the upstream. While the broker cannot be reached, \
-routes answer 503. See docs/guides/http-idempotency.md for what is guaranteed and what is not.
+stored it. A retry with the same Idempotency-Key gets the stored response, byte for byte except \
+for Set-Cookie and Date, with the header Idempotency-Replayed: true. A different request under \
+the key gets 422. A retry while the first request is still running gets 409, or waits with \
+Prefer: wait=SECONDS. A request without a key gets 400. The key is passed on to the upstream. \
+While the broker cannot be reached, routes answer 503. See docs/guides/http-idempotency.md for \
+what is guaranteed and what is not.
 
 Examples:
   hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges'

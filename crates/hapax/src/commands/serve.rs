@@ -211,8 +211,16 @@ fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
         None => values.data.display().to_string(),
     };
     let program = program();
-    let head = screen.paint(Colour::Bold, format_args!("Hapax is ready at {url}"));
+    // Whether a node serves is only known later, and may change.
+    let is_node = values.store.0.is_some();
+    let what = if is_node { "A node of Hapax listens" } else { "Hapax is ready" };
+    let head = screen.paint(Colour::Bold, format_args!("{what} at {url}"));
     screen.line(format_args!("{head}, data in {data}"))?;
+    if is_node {
+        screen.line(format_args!(
+            "It serves if no other node does, and is a spare otherwise: {url}/readyz tells"
+        ))?;
+    }
     screen.line("")?;
     screen.line(format_args!("  HTTP      {url}/v1         described by {url}/v1/openapi.json"))?;
     screen.line(format_args!("  gRPC      {url}            with reflection"))?;

@@ -30,6 +30,14 @@ pub(super) fn lint(text: &str, file_name: &str) -> Vec<Located> {
         keys.iter().find(|(name, _)| name == field).map(|(_, at)| place.at(*at))
     };
     let (config, mut findings) = config::from_fields(Dialect::Json, object);
+    let settings = super::values::names();
+    for finding in findings.iter_mut().filter(|it| it.rule == Rule::UnknownField) {
+        if settings.contains(&finding.field) {
+            "a file in JSON is a queue's configuration, and this is a setting of the broker"
+                .clone_into(&mut finding.why);
+            "Write settings in TOML".clone_into(&mut finding.fix);
+        }
+    }
     findings.extend(lint::queue("", &config, &|field| origin_of(field).is_some()));
     let locate = |finding: Finding| {
         let field = finding.field.as_str();
@@ -91,6 +99,14 @@ fn keys(text: &str) -> Vec<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_setting_of_the_broker_is_told_from_a_misspelt_field() {
+        let found = lint("{\"listen\": \"127.0.0.1:1\",\n\"leasems\": 1}", "a.json");
+        let told: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert!(told[0].contains("listen") && told[0].contains("settings in TOML"), "{told:?}");
+        assert!(told[1].contains("Did you mean lease_ms"), "{told:?}");
+    }
 
     #[test]
     fn names_are_found_where_they_are() {

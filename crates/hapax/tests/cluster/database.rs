@@ -7,7 +7,7 @@ use hapax_testing::http::Request;
 use hapax_testing::{pause, until};
 
 use crate::standby::{is_synchronous, synchronous};
-use crate::{Cluster, ends_whole, is_serving, load, says, serves};
+use crate::{Cluster, ends_whole, is_serving, load, ready, says, serves};
 
 /// Longer than a node may be silent.
 const LEASE: Duration = Duration::from_secs(3);
@@ -61,6 +61,12 @@ fn a10_settings_that_lose_data_stop_the_nodes_until_they_are_back() {
     assert_eq!(cluster.server.sql("queues", journal), before, "nothing is appended");
     cluster.server.set("fsync", "on");
     until("a node to serve", || is_serving(&first) || is_serving(&second));
+    // The other one could take over again: what went wrong is over.
+    until("a spare without a reason", || {
+        let nodes = [ready(&first), ready(&second)].map(Option::unwrap_or_default);
+        let is_spare = |text: &str| text.contains("standby") && !text.contains("failure");
+        nodes.iter().any(|(status, text)| *status == 503 && is_spare(text))
+    });
     load.gets_on(20);
     ends_whole(load, &[&first, &second]);
 }

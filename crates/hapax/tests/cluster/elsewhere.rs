@@ -36,7 +36,7 @@ fn another_broker_under_the_same_address_is_left_alone() {
     for node in [&first, &second] {
         let told = "the database of another broker";
         let refusals = || node.setup.log().matches(told).count();
-        until("the node to notice it, again and again", || refusals() >= 4);
+        until("the node to notice it, again and again", || refusals() >= 2);
         assert!(!is_serving(node));
     }
     // The one that served knows that this database does not have what it had confirmed.

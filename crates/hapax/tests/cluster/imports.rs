@@ -424,6 +424,7 @@ fn a_target_that_is_not_empty_and_a_wrong_url_are_refused() {
     let refuse = || {
         let output = moved.import(&moved.data(), &[]).output().unwrap();
         refused(&output, 2, &["already holds a broker", "DROP SCHEMA hapax CASCADE"]);
+        refused(&output, 2, &["do not drop anything", "rename broker.json"]);
     };
     refuse();
     let setup = node.stop();
@@ -649,6 +650,8 @@ fn a_backup_is_imported_as_a_copy() {
     golden(&moved);
     let backup = moved.cluster.directory.path().join("backup");
     works(&hapax(&["backup"]).arg(moved.data()).arg(&backup).output().unwrap());
+    refused(&moved.import(&backup, &["--retire"]).output().unwrap(), 2, &["is a backup"]);
+    assert!(!moved.has_schema(), "nothing was created");
     let printed = works(&moved.import(&backup, &[]).output().unwrap());
     assert!(printed.contains("leases of the original are not valid"), "{printed}");
     let node = moved.cluster.setup("node").start();

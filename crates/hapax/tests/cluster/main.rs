@@ -204,6 +204,20 @@ fn a_cluster_in_which_nobody_beats_is_told_as_such() {
     assert!(shown.contains("no node beats") && shown.contains("synchronous standby"), "{shown}");
     let shown = asked(&["cluster", "accept-loss"]);
     assert!(shown.contains("if one of them was further") && shown.contains("nothing to accept"));
+    // That it was accepted can be seen until nodes have gone on.
+    assert!(!shown.contains("was accepted"), "{shown}");
+    asked(&["cluster", "accept-loss", "--yes"]);
+    let shown = asked(&["cluster", "accept-loss"]);
+    assert!(
+        shown.contains("a loss was accepted") && !shown.contains("nothing was changed"),
+        "{shown}"
+    );
+    // The row of a node that was killed is not shown beside that of its next start.
+    let node = node.setup.start();
+    serves(&node);
+    let shown = asked(&["cluster", "status"]);
+    let rows: Vec<&str> = shown.lines().filter(|line| line.starts_with("a ")).collect();
+    assert!(rows.len() == 1 && rows[0].contains("serving"), "{shown}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! H5: the database loses what it had confirmed. Nodes that know it halt, and go on when somebody
 //! accepts the loss.
 
+use hapax_testing::http::Request;
 use hapax_testing::{BrokerProcess, PATIENCE, Signal, printed, until};
 
 use crate::standby::both;
@@ -25,6 +26,14 @@ fn goes_on_after_the_loss(
     assert!(why.contains("it went to batch") && why.contains("now ends at batch"), "{why}");
     let (is_done, shown) = accept_loss(&cluster.url, &["--yes"]);
     assert!(!is_done && shown.contains("stop all nodes first"), "{shown}");
+    assert!(!why.contains("partition 0: partition 0"), "{why}");
+    // It says so to programs: asking again soon does not help.
+    let metrics = halted.connection().ask(&Request::get("/metrics")).text();
+    assert!(metrics.contains("\nhapax_halted 1"), "{metrics}");
+    let refused = halted.connection().ask(&Request::get("/v1/queues")).fails(503, "unavailable");
+    assert_eq!(refused["retry_after_ms"], 5_000, "{refused}");
+    let told = printed(&halted.command(&["queue", "ls"]).output().unwrap());
+    assert!(told.contains("an operator has decided") && told.contains("cluster status"), "{told}");
     // The spare knows it, too.
     says(&spare, "halted");
     let mut spare = spare;

@@ -1,11 +1,13 @@
 //! What nodes show of themselves: metrics, serving or not, and nothing of their database.
 
+use std::time::Instant;
+
 use hapax_testing::http::Request;
 use hapax_testing::{BrokerProcess, until};
 
 use crate::{Cluster, ends_whole, load, names, says, serves};
 
-fn metrics(node: &BrokerProcess) -> String {
+pub(crate) fn metrics(node: &BrokerProcess) -> String {
     let answer = node.connection().ask(&Request::get("/metrics"));
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.text()
@@ -13,7 +15,7 @@ fn metrics(node: &BrokerProcess) -> String {
 
 /// The value of a series, with its labels.
 #[track_caller]
-fn value(page: &str, series: &str) -> f64 {
+pub(crate) fn value(page: &str, series: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series}:\n{page}")).parse().unwrap()
 }
@@ -61,11 +63,26 @@ fn every_node_has_metrics_and_a_takeover_shows_its_parts() {
     names(&first, &second);
     ends_whole(load, &[&first, &second]);
     // Without the database they answer, too.
+    let since = Instant::now();
     cluster.server.stop();
     for node in [&first, &second] {
         until("the outage", || value(&metrics(node), "hapax_database_up") == 0.0);
         assert!(value(&metrics(node), "hapax_heartbeat_age_seconds") > 0.0);
     }
+    // Nobody knows who serves, and nobody is named.
+    for node in [&first, &second] {
+        let said = says(node, "cut off from the database");
+        assert!(!said.contains("serves") && !said.contains("\"serving\""), "{said}");
+        assert!(node.setup.log().contains("cut off from the database"), "{}", node.setup.log());
+        // They try twice a second and more.
+        let log = node.setup.log();
+        let warnings = log.matches("a heartbeat failed").count();
+        assert!(warnings <= 1 + since.elapsed().as_secs() as usize / 10, "{log}");
+    }
+    cluster.server.launch();
+    serves(&second);
+    names(&first, &second);
+    until("the log", || first.setup.log().contains("the database answers again"));
 }
 
 /// The reason is in the log; who asks without a token learns neither that nor where the database

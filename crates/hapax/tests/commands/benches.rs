@@ -100,3 +100,15 @@ fn a_run_that_is_broken_off_leaves_no_queue_in_a_broker_that_runs_already() {
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert_eq!(queues(), 0);
 }
+
+#[test]
+fn a_broker_that_is_not_there_is_told_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = format!("http://{}", hapax_testing::free_address());
+    let begun = std::time::Instant::now();
+    let output = hapax(directory.path()).args(["bench", "--server", &server]).output().unwrap();
+    let told = Printed::of(&output);
+    assert_eq!(told.code, Some(6), "{told:#?}");
+    assert!(told.err.contains("check --server"), "{told:#?}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it waited for a start");
+}

@@ -44,7 +44,7 @@ pub(crate) async fn ok(broker: &BrokerProcess, arguments: &[&str]) -> String {
 /// A proxy before an upstream.
 pub(crate) struct Proxy {
     pub(crate) child: Child,
-    _directory: TempDir,
+    directory: TempDir,
     pub(crate) address: String,
     metrics: String,
 }
@@ -71,10 +71,11 @@ impl Proxy {
             .args(["proxy", "--server", broker, "--upstream", upstream])
             .args(routes.concat())
             .args(["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
-            .args(["--port-file", "ports", "--log", "error"])
+            .args(["--port-file", "ports"])
             .args(patience)
             .args(more)
             .stdout(Stdio::null())
+            .stderr(std::fs::File::create(directory.path().join("log")).unwrap())
             .spawn()
             .unwrap();
         let ports = eventually("the proxy's ports", async || {
@@ -84,7 +85,7 @@ impl Proxy {
         let ports = ports.await;
         let mut ports = ports.lines().map(str::to_owned);
         let (address, metrics) = (ports.next().unwrap(), ports.next().unwrap());
-        Self { child, _directory: directory, address, metrics }
+        Self { child, directory, address, metrics }
     }
 
     pub(crate) fn kill(&mut self) {
@@ -112,6 +113,10 @@ impl Proxy {
 
     pub(crate) async fn beside(&self, path: &str) -> Answered {
         ask(&self.metrics, Request::get(path).body(Full::default()).unwrap()).await
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
     /// One figure of its metrics.

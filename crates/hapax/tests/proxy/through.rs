@@ -129,4 +129,15 @@ async fn what_is_not_protected_does_not_need_the_broker(partitions: u16) {
     assert_eq!((upstream.calls(), proxy.beside("/readyz").await.status), (1, 503));
     let series = "hapax_proxy_broker_errors_total{code=\"unavailable\"}";
     assert!(proxy.metric(series).await >= 1);
+    let again = proxy.ask(crate::process::request("/charges", "k")).await;
+    assert_eq!(again.status, 503);
+    let lines = |what: &str| proxy.log().matches(what).count();
+    assert_eq!(lines("the broker does not answer"), 1, "{}", proxy.log());
+    assert_eq!(lines("the broker answers again"), 0, "{}", proxy.log());
+    crate::process::start_again(&mut broker).await;
+    eventually("the broker to be back", async || {
+        proxy.ask(crate::process::request("/charges", "k")).await.status == 201
+    })
+    .await;
+    assert_eq!(lines("the broker answers again"), 1, "{}", proxy.log());
 }

@@ -1,4 +1,4 @@
-//! Moves a broker on disk into an empty database: `hapax import`.
+//! Moves a broker on disk into a database that has none: `hapax import`.
 //!
 //! The source is locked, checked from end to end, and only read. Everything is copied as it is: the
 //! runs, the manifest and the journal's batches of every partition, the secrets and the tokens. So
@@ -81,6 +81,11 @@ impl Error {
     /// Whether the database did not answer: it may later.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Target(Refused::Unreachable { .. }))
+    }
+
+    /// Whether the database holds a broker already.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Self::Target(Refused::NotEmpty { .. }))
     }
 }
 

@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_postgres::node::{Act, Doing, Loss, State};
-use hapax_postgres::{Create, Database, NodeRow, NodeState, Refused, Secret, Seen, Settings, Uuid};
+use hapax_postgres::{
+    Create, Database, Failure, NodeState, Refused, Repeats, Secret, Seen, Settings, Uuid,
+};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::beats::{Beats, Report};
 use super::clock::{SharedClock, Told, boottime};
 use super::open::{Ground, Lost, Serving};
+use super::reason::{NO_ROOM, Trouble, View};
 use crate::auth::Tokens;
 use crate::broker::{self, Error};
 use crate::doors::standby::{self, Reason, Standby};
@@ -33,9 +36,6 @@ const TICK: Duration = Duration::from_millis(250);
 const HELD_AFTER: Duration = Duration::from_millis(2_500);
 /// The highest level of features that this release knows.
 const FEATURE: i32 = 1;
-
-/// What a node says then.
-const NO_ROOM: &str = "the database has no room";
 
 /// One of the nodes of a broker whose store is a database. It has joined, and serves nobody yet.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Node {
     /// Takes part until `shutdown` is ready, and leaves in order: what it serves is released, so
     /// that another node takes over at once.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let standby = Standby::new(Reason { why: "this node is starting".into(), serving: None });
+        let standby = Standby::new(Reason::new("this node is starting"));
         let (metrics, auth) = (self.ground.metrics.clone(), self.ground.auth.clone());
         let standby = standby.with_metrics(metrics, auth);
         let doors = Doors::new(standby::routes(&standby));
@@ -135,6 +135,9 @@ impl Node {
             is_held: false,
             full_at: Duration::ZERO,
             trouble: None,
+            is_missing: false,
+            is_cut_off: false,
+            misses: Repeats::default(),
         };
         let mut shutdown = pin!(shutdown);
         while run.step(&mut shutdown).await {}
@@ -174,23 +177,12 @@ struct Run {
     full_at: Duration,
     /// Why it does not serve, if that is not simply because another node does.
     trouble: Option<Trouble>,
-}
-
-/// Why a node does not serve.
-struct Trouble {
-    why: String,
-    /// Everybody may know it. Errors of the database are for its log: they name hosts and users.
-    is_open: bool,
-}
-
-impl Trouble {
-    fn of(loss: Loss, why: String) -> Self {
-        Self { why, is_open: matches!(loss, Loss::Regressed | Loss::Stalled) }
-    }
-
-    fn shown(&self) -> &str {
-        if self.is_open { &self.why } else { "see its log" }
-    }
+    /// The last heartbeat failed.
+    is_missing: bool,
+    /// Heartbeats have failed for so long that it does not know what became of the others.
+    is_cut_off: bool,
+    /// Heartbeats that failed, for the log.
+    misses: Repeats,
 }
 
 /// What happened.
@@ -254,17 +246,32 @@ impl Run {
                 self.told.note(now, &self.seen, &seen);
                 acts.extend(self.state.beaten(begun, now, &seen));
                 self.seen = seen;
+                self.is_missing = false;
+                self.recover(now);
                 let catalog = heartbeat.catalog;
                 self.catalog.send_if_modified(|last| std::mem::replace(last, catalog) != catalog);
                 acts
             }
-            Report::Missed(why) => {
-                tracing::warn!(%why, "a heartbeat failed");
-                if let Some(meters) = self.ground.metrics.cluster() {
-                    meters.missed();
-                }
-                self.state.missed(now)
-            }
+            Report::Missed(why) => self.missed(now, &why),
+        }
+    }
+
+    fn missed(&mut self, now: Duration, why: &Failure) -> Vec<Act> {
+        if let Some(not_logged) = self.misses.count(Instant::now()) {
+            tracing::warn!(%why, not_logged, "a heartbeat failed");
+        }
+        if let Some(meters) = self.ground.metrics.cluster() {
+            meters.missed();
+        }
+        self.is_missing = true;
+        self.state.missed(now)
+    }
+
+    /// What went wrong is over where another node serves and this one could take over from it.
+    fn recover(&mut self, now: Duration) {
+        let is_spare = self.state.doing() == Doing::Standby && self.view(now).serving().is_some();
+        if is_spare && self.state.may_claim(now) {
+            self.trouble = None;
         }
     }
 
@@ -409,37 +416,32 @@ impl Run {
 
     /// Exchanges the doors for those of a node that does not serve. What is open is answered.
     fn stand_by(&self, why: &str) {
-        self.standby.set(Reason { why: why.to_owned(), serving: None });
+        self.standby.set(Reason::new(why));
         self.doors.exchange(standby::routes(&self.standby), Some(why));
     }
 
+    fn view(&self, now: Duration) -> View<'_> {
+        let Self { id, state, seen, is_held, is_cut_off, .. } = self;
+        let (id, is_held, is_cut_off) = (*id, *is_held, *is_cut_off);
+        View { id, now, state, seen, trouble: self.trouble.as_ref(), is_held, is_cut_off }
+    }
+
     /// Keeps what is answered by a node that does not serve.
-    fn explain(&self, now: Duration) {
-        // A node that halted owns what nobody may claim, and serves nobody.
-        let is_other =
-            |node: &&NodeRow| node.id != self.id && node.state != Some(NodeState::Halted);
-        let serving = self.state.serving(now, &self.seen).filter(is_other);
-        let serving = serving.map(|node| node.address.clone());
-        let why = match (self.state.doing(), &self.trouble) {
-            (Doing::Halted, Some(trouble)) => format!("this node is halted: {}", trouble.shown()),
-            (Doing::Halted, None) => "this node is halted: see its log".to_owned(),
-            (Doing::Opening, _) => "this node is taking over".to_owned(),
-            (Doing::Serving { is_cut_off: true }, _) => {
-                "this node is cut off from the database".to_owned()
+    fn explain(&mut self, now: Duration) {
+        let is_cut_off = self.is_missing && self.state.is_cut_off(now);
+        // A node that serves logs it where it stops to answer.
+        let is_serving = matches!(self.state.doing(), Doing::Serving { .. });
+        if is_cut_off != self.is_cut_off && !is_serving {
+            match is_cut_off {
+                true => tracing::error!("cut off from the database: it is not known who serves"),
+                false => tracing::info!("the database answers again"),
             }
-            (Doing::Serving { is_cut_off: false }, _) if self.is_held => NO_ROOM.to_owned(),
-            (Doing::Serving { is_cut_off: false }, _) => "this node serves".to_owned(),
-            (Doing::Standby | Doing::Closing, Some(trouble)) => {
-                format!("this node is a standby after a failure: {}", trouble.shown())
-            }
-            (Doing::Standby | Doing::Closing, None) => match self.state.halted(now, &self.seen) {
-                Some(NodeRow { name, .. }) => {
-                    format!("this node is a standby: nobody serves while the node {name} is halted")
-                }
-                None => "this node is a standby".to_owned(),
-            },
-        };
-        let reason = Reason { why, serving };
+        }
+        self.is_cut_off = is_cut_off;
+        if let Some(meters) = self.ground.metrics.cluster() {
+            meters.set_halted(self.state.doing() == Doing::Halted);
+        }
+        let reason = self.view(now).reason();
         if *self.standby.reason() != reason {
             self.standby.set(reason);
         }

@@ -25,6 +25,8 @@ use crate::problem::Problem;
 pub(super) const SERVING: HeaderName = HeaderName::from_static("hapax-serving");
 /// When to ask again, if nobody serves yet: a takeover is a matter of seconds.
 const RETRY_AFTER_MS: u64 = 250;
+/// The same while nobody serves before an operator has decided: that takes minutes.
+const RETRY_AFTER_OPERATOR_MS: u64 = 5_000;
 
 /// Why a node does not serve, and who does. Cheap to clone; all clones see a change.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub struct Reason {
     pub why: String,
     /// The address of the node that serves, such as `http://10.0.0.7:4747`.
     pub serving: Option<String>,
+    /// Nobody serves before an operator has decided.
+    pub needs_operator: bool,
 }
 
 impl Standby {
@@ -63,12 +67,20 @@ impl Standby {
 }
 
 impl Reason {
+    /// With nobody who serves, for now.
+    pub fn new(why: &str) -> Self {
+        Self { why: why.to_owned(), serving: None, needs_operator: false }
+    }
+
     pub(super) fn problem(&self) -> Problem {
         let detail = match &self.serving {
             Some(serving) => format!("{}; {serving} serves", self.why),
             None => self.why.clone(),
         };
-        let retry_after_ms = Some(RETRY_AFTER_MS);
+        let retry_after_ms = Some(match self.needs_operator {
+            true => RETRY_AFTER_OPERATOR_MS,
+            false => RETRY_AFTER_MS,
+        });
         Problem { retry_after_ms, ..Problem::new(Code::Unavailable, detail) }
     }
 

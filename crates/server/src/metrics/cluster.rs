@@ -27,6 +27,7 @@ struct View {
     /// When the last heartbeat succeeded, or the node began.
     beaten: Instant,
     is_up: bool,
+    is_halted: bool,
     clock_offset_s: f64,
     takeover: Option<Takeover>,
 }
@@ -53,6 +54,7 @@ impl ClusterMeters {
                 seen: Seen::default(),
                 beaten: Instant::now(),
                 is_up: true,
+                is_halted: false,
                 clock_offset_s: 0.0,
                 takeover: None,
             }),
@@ -87,6 +89,11 @@ impl ClusterMeters {
         self.view().is_up = false;
     }
 
+    /// Whether it serves nobody until an operator has decided.
+    pub fn set_halted(&self, is_halted: bool) {
+        self.view().is_halted = is_halted;
+    }
+
     pub fn took_over(&self, takeover: Takeover) {
         self.view().takeover = Some(takeover);
     }
@@ -104,6 +111,8 @@ impl ClusterMeters {
         };
         let up = level(if view.is_up { 1.0 } else { 0.0 });
         registry.register("database_up", "Whether the last heartbeat succeeded", up);
+        let halted = level(if view.is_halted { 1.0 } else { 0.0 });
+        registry.register("halted", "Whether the node waits for an operator", halted);
         registry.register_with_unit(
             "heartbeat_age",
             "Time since the last heartbeat that succeeded",

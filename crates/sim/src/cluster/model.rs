@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax_postgres::call::{Answer, Appended, Backend, Beaten, Call, End, Ends, Owner, Part, Row};
-use hapax_postgres::call::{Position, Watched, chain};
+use hapax_postgres::call::{LOSS_STEP, Position, Watched, chain};
 use hapax_postgres::{Failure, NodeRow, NodeState, OwnerRow, Seen, Uuid};
 use hapax_store::{Epoch, LogEnd, Sequence};
 
@@ -18,8 +18,6 @@ use crate::planted::Bug;
 const REMOVED: usize = 64;
 /// Rows of a journal that one page has at most.
 const PAGE_ROWS: usize = 4_096;
-/// How far an accepted loss raises epochs.
-const LOSS_STEP: Epoch = 65_536;
 
 /// All tables at one moment. Cheap to copy: what did not change is shared.
 #[derive(Clone, Debug)]

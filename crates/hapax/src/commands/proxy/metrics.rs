@@ -2,10 +2,11 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
-use hapax_client::{Admin, Error};
+use hapax_client::{Admin, Code, Error};
 use hapax_idempotency::{Event, Idempotency, Outcome, Settlement};
 use hapax_server::listen::{Limits, Listener};
 use hapax_server::metrics::CONTENT_TYPE;
@@ -39,6 +40,8 @@ struct Inner {
     broker_errors: Counters,
     upstream: Counters,
     upstream_seconds: Histogram,
+    /// Whether the broker did not answer a request last, which was logged.
+    is_away: AtomicBool,
 }
 
 /// How a request to the upstream ended.
@@ -67,6 +70,26 @@ impl Ended {
     }
 }
 
+impl Inner {
+    /// Logs that the broker went away, and that it is back: once each, at a level that is shown by
+    /// default.
+    fn note(&self, event: Event) {
+        let is_away = match event {
+            Event::BrokerFailed(Code::Unavailable) => true,
+            Event::Answered(Outcome::Replayed | Outcome::Conflict)
+            | Event::Settled(Settlement::Kept | Settlement::NotKept | Settlement::Released) => {
+                false
+            }
+            _ => return,
+        };
+        match (self.is_away.swap(is_away, Ordering::Relaxed), is_away) {
+            (false, true) => tracing::warn!("the broker does not answer: see /readyz"),
+            (true, false) => tracing::warn!("the broker answers again"),
+            _ => {}
+        }
+    }
+}
+
 impl Metrics {
     pub(super) fn new() -> Self {
         let inner = Inner {
@@ -76,6 +99,7 @@ impl Metrics {
             upstream: Family::default(),
             // From half a millisecond to two minutes.
             upstream_seconds: Histogram::new(exponential_buckets(0.000_5, 2.0, 18)),
+            is_away: AtomicBool::new(false),
         };
         // Created in advance: a missing counter looks like one that disappeared.
         for outcome in Outcome::ALL {
@@ -94,6 +118,7 @@ impl Metrics {
     pub(super) fn observer(&self) -> impl Fn(Event) + Send + Sync + 'static {
         let inner = Arc::clone(&self.0);
         move |event| {
+            inner.note(event);
             let (family, labels) = match event {
                 Event::Answered(outcome) => (&inner.requests, [("outcome", outcome.as_str())]),
                 Event::Settled(settlement) => (&inner.settlements, [("how", settlement.as_str())]),

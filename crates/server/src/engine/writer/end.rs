@@ -42,7 +42,8 @@ impl Shared {
             }
             End::Regressed(error) => {
                 self.is_regressed.store(true, Ordering::SeqCst);
-                self.failed(partition, why(&error))
+                // It names the partition.
+                self.failed(partition, Stopped(error.into()))
             }
             End::Failed(error) => self.failed(partition, why(&error)),
         }
