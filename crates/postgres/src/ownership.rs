@@ -15,8 +15,8 @@ use crate::witness::Witness;
 /// What the owner, its volume and its lane share.
 pub(crate) struct Ownership {
     pub(crate) owner: Mutex<Option<Owner>>,
-    /// Whether no failover can undo the first claim: the answer to it came, or to a later statement.
-    /// One that was merely seen in the database may be gone with a primary.
+    /// Whether no failover can undo the first claim: it was answered, or a later statement was. One
+    /// that was merely seen in the database may be gone with a primary.
     is_proved: AtomicBool,
     /// Held while the owner claims again: the database has its next claim before `owner` has.
     pub(crate) claiming: Mutex<()>,

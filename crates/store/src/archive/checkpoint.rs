@@ -69,8 +69,8 @@ impl CheckpointJob {
         Self { shared, rows, through, at, writer, phase, written, found_no_room }
     }
 
-    /// Whether it found the disk full and has written nothing since: then it is to be dropped, as if
-    /// it had never been begun.
+    /// Whether it found the disk full and has written nothing since: then it is to be dropped, as
+    /// if it had never been begun.
     pub fn abandon(&mut self) -> bool {
         let is_over = matches!(self.phase, Phase::Commit(_) | Phase::Done | Phase::Failed(_));
         let is_abandoned = self.found_no_room && self.writer.is_none() && !is_over;
