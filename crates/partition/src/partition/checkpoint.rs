@@ -96,7 +96,7 @@ impl<S: Store> Partition<S> {
         }
         let usage = self.machine.usage();
         let bytes_max = usage.head_bytes() + usage.unwritten_bytes + usage.frozen_bytes;
-        let is_smaller = bytes_max <= much_smaller(self.cut_of.bytes);
+        let is_smaller = bytes_max < much_smaller(self.cut_of.bytes);
         let is_in_the_way = self.is_memory_full(&usage) && self.is_bearable(&usage);
         if !(is_smaller || is_in_the_way) || !self.store.abandon()? {
             return Ok(());
