@@ -127,7 +127,7 @@ impl<S: Store> Partition<S> {
             return Time(0);
         };
         let is_as_before = memory::cost(usage) > much_smaller(last.bytes)
-            && room.free_bytes < last.free_bytes + last.bytes as u64 / 4
+            && room.free_bytes.saturating_sub(last.free_bytes) < last.bytes as u64 / 4
             && self.is_bearable(usage);
         if is_as_before { last.until } else { Time(0) }
     }
