@@ -460,6 +460,28 @@ fn a_checkpoint_is_not_given_up_while_its_worker_is_at_it() {
     assert!(scene.store.abandon().unwrap());
 }
 
+/// Its file would take the space that is short until the next start.
+#[test]
+fn a_checkpoint_that_has_begun_a_run_again_is_not_given_up() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    scene.append(epoch).unwrap();
+    scene.volume.has_no_room.store(true, Ordering::Relaxed);
+    scene.checkpoint(epoch).unwrap();
+    scene.volume.has_no_room.store(false, Ordering::Relaxed);
+    let is_writing = |volume: &SharedVolume| {
+        let names = volume.files.list().unwrap();
+        names.iter().any(|name| name.starts_with("run-"))
+    };
+    let mut checkpointer = scene.store.checkpointer();
+    while !is_writing(&scene.volume) {
+        assert!(checkpointer.step().unwrap(), "there is room again");
+    }
+    assert!(!scene.store.abandon().unwrap());
+    while checkpointer.step().unwrap() {}
+    assert_eq!(scene.store.checkpointed().unwrap(), 1);
+}
+
 #[test]
 fn the_merger_looks_again_while_there_is_little_room() {
     for is_low in [true, false] {
